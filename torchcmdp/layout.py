@@ -1,0 +1,100 @@
+"""The shape of a layered, loop-free MDP and the padded tensors that every other room uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from torchcmdp.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layer widths and number of actions of a layered MDP.
+
+    The layers are X_0 = {x_0}, X_1, ..., X_L = {x_L}: `widths` has L + 1 entries and there are L decision layers. Tensors are
+    padded to the widest layer S, and padding is exactly zero everywhere: rewards and policies are `(... x L x S x A)`,
+    transitions and occupancies `(... x L x S x A x S)`, costs `(... x m x L x S x A)`.
+    """
+
+    widths: tuple[int, ...]
+    actions: int
+
+    def __init__(self, widths: Sequence[int], actions: int) -> None:
+        widths = tuple(int(n) for n in widths)
+        if len(widths) < 2:
+            raise InvalidInput(f"widths {widths} has {len(widths)} layers; a layout needs at least two, the first and the last.")
+        if min(widths) < 1:
+            raise InvalidInput(f"widths {widths} has an empty layer {widths.index(min(widths))}; every layer needs at least one state.")
+        if widths[0] != 1 or widths[-1] != 1:
+            raise InvalidInput(f"widths {widths} must start and end with 1: one initial state x_0 and one terminal state x_L.")
+        if int(actions) < 1:
+            raise InvalidInput(f"actions is {actions}; at least one action is needed.")
+        object.__setattr__(self, "widths", widths)
+        object.__setattr__(self, "actions", int(actions))
+
+    @property
+    def layers(self) -> int:
+        """L, the number of layers in which an action is taken."""
+        return len(self.widths) - 1
+
+    @property
+    def states(self) -> int:
+        """S, the width every layer is padded to."""
+        return max(self.widths)
+
+    @property
+    def total_states(self) -> int:
+        """|X|, all states of all layers, the terminal one included (the paper's |X|)."""
+        return sum(self.widths)
+
+    @property
+    def pair_shape(self) -> tuple[int, int, int]:
+        """(L, S, A)."""
+        return (self.layers, self.states, self.actions)
+
+    @property
+    def transition_shape(self) -> tuple[int, int, int, int]:
+        """(L, S, A, S)."""
+        return (self.layers, self.states, self.actions, self.states)
+
+    def state_mask(self, device: torch.device | str | None = None) -> Tensor:
+        """True at real states: `(L x S)`."""
+        return _masks(self, str(device or "cpu"))[0]
+
+    def pair_mask(self, device: torch.device | str | None = None) -> Tensor:
+        """True at real state-action pairs: `(L x S x A)`."""
+        return _masks(self, str(device or "cpu"))[1]
+
+    def transition_mask(self, device: torch.device | str | None = None) -> Tensor:
+        """True at real transitions: `(L x S x A x S)`."""
+        return _masks(self, str(device or "cpu"))[2]
+
+    def next_widths(self, device: torch.device | str | None = None) -> Tensor:
+        """n_{k+1}, the number of possible successors in each layer, as float64 ready to broadcast over pairs: `(L x 1 x 1)`."""
+        return _masks(self, str(device or "cpu"))[3]
+
+    def check_shape(self, name: str, tensor: Tensor, *, kind: str) -> None:
+        """Refuse a tensor whose trailing axes are not those of `kind`: "pair" or "transition"."""
+        shape = self.pair_shape if kind == "pair" else self.transition_shape
+        axes = "L x S x A" if kind == "pair" else "L x S x A x S"
+        if tuple(tensor.shape[-len(shape) :]) != shape:
+            raise InvalidInput(
+                f"{name} has shape {tuple(tensor.shape)}; its last axes must be ({axes}) = {shape} for widths {self.widths}."
+            )
+
+
+@lru_cache(maxsize=256)
+def _masks(layout: Layout, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    widths = torch.tensor(layout.widths)
+    real = torch.arange(layout.states) < widths[:, None]
+    state = real[:-1]
+    pair = state[:, :, None].expand(layout.pair_shape)
+    transition = pair[..., None] & real[1:, None, None, :]
+    successors = widths[1:, None, None].to(torch.float64)
+    masks = (state, pair, transition, successors)
+    return tuple(mask.contiguous().to(device) for mask in masks)  # type: ignore[return-value]

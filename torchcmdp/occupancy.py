@@ -1,0 +1,108 @@
+"""Occupancy measures: from policies and transitions, back again, and how far a tensor is from being one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcmdp.layout import Layout
+
+
+def occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
+    """The occupancy q^{P,pi}(x,a,y) of a policy, by the forward recursion over layers (ALGORITHMS section 0).
+
+    Args:
+        policy: `(... x L x S x A)`.
+        transitions: `(... x L x S x A x S)`; batch shapes broadcast.
+
+    Returns:
+        `(... x L x S x A x S)`.
+    """
+    return pair_occupancy_of(policy, transitions).unsqueeze(-1) * transitions
+
+
+def pair_occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
+    """The state-action occupancy q^{P,pi}(x,a) of a policy, without the successor axis.
+
+    Args:
+        policy: `(... x L x S x A)`.
+        transitions: `(... x L x S x A x S)`; batch shapes broadcast.
+
+    Returns:
+        `(... x L x S x A)`.
+    """
+    pairs = [policy[..., 0, :, :]]  # layer 0 holds x_0 alone, so its policy is its occupancy
+    for k in range(1, policy.shape[-3]):
+        mass = (pairs[-1].flatten(-2).unsqueeze(-2) @ transitions[..., k - 1, :, :, :].flatten(-3, -2)).squeeze(-2)
+        pairs.append(mass.unsqueeze(-1) * policy[..., k, :, :])
+    return torch.stack(torch.broadcast_tensors(*pairs), dim=-3)
+
+
+def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
+    """pi(a|x) = q(x,a) / q(x), and uniform where q(x) = 0; padding stays zero.
+
+    Args:
+        occupancy: `(... x L x S x A x S)`.
+
+    Returns:
+        `(... x L x S x A)`.
+    """
+    pair = occupancy.sum(-1)
+    state = pair.sum(-1, keepdim=True)
+    reached = state > 0
+    # divide by one where the state has no mass, so that neither the value nor its gradient is ever 0/0
+    policy = torch.where(reached, pair / torch.where(reached, state, torch.ones_like(state)), 1.0 / layout.actions)
+    return policy * layout.pair_mask(policy.device)
+
+
+def transitions_of(occupancy: Tensor, layout: Layout) -> Tensor:
+    """P(y|x,a) = q(x,a,y) / q(x,a), and uniform over the next layer where q(x,a) = 0; padding stays zero.
+
+    Args:
+        occupancy: `(... x L x S x A x S)`.
+
+    Returns:
+        `(... x L x S x A x S)`.
+    """
+    pair = occupancy.sum(-1, keepdim=True)
+    reached = pair > 0
+    mask = layout.transition_mask(occupancy.device)
+    uniform = mask / layout.next_widths(occupancy.device).to(occupancy.dtype).unsqueeze(-1)
+    return torch.where(reached, occupancy / torch.where(reached, pair, torch.ones_like(pair)), uniform) * mask
+
+
+def uniform_policy(layout: Layout, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
+    """The policy that plays every action alike: `(L x S x A)`."""
+    return layout.pair_mask(device).to(dtype) / layout.actions
+
+
+def uniform_occupancy(layout: Layout, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
+    """WC-OPS's first occupancy, 1 / (n_k |A| n_{k+1}): that of the uniform policy under uniform transitions (D12)."""
+    mask = layout.transition_mask(device).to(dtype)
+    return mask / mask.sum(dim=(-3, -2, -1), keepdim=True)
+
+
+def flow_residual(occupancy: Tensor) -> Tensor:
+    """The largest violation of unit mass at x_0 and of inflow = outflow at any other state: `(...)`.
+
+    Args:
+        occupancy: `(... x L x S x A x S)`.
+    """
+    outflow = occupancy.sum(dim=(-1, -2))
+    inflow = occupancy.sum(dim=(-2, -3))
+    start = (outflow[..., 0, :].sum(-1) - 1).abs()
+    if occupancy.shape[-4] == 1:
+        return start
+    conservation = (outflow[..., 1:, :] - inflow[..., :-1, :]).abs().amax(dim=(-1, -2))
+    return torch.maximum(start, conservation)
+
+
+def interval_residual(occupancy: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The largest amount by which lower * q(x,a) <= q(x,a,y) <= upper * q(x,a) or q >= 0 is broken: `(...)`.
+
+    Args:
+        occupancy, lower, upper: `(... x L x S x A x S)`.
+    """
+    pair = occupancy.sum(-1, keepdim=True)
+    excess = torch.maximum(torch.maximum(lower * pair - occupancy, occupancy - upper * pair), -occupancy)
+    return excess.clamp_min(0).amax(dim=(-1, -2, -3, -4))
