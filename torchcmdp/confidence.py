@@ -1,0 +1,259 @@
+"""Visit counts, sets of plausible transition kernels, and the exact optimistic expectations and occupancies over them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchcmdp.errors import InvalidInput
+from torchcmdp.layout import Layout
+
+if TYPE_CHECKING:
+    from torchcmdp.trajectory import Trajectory
+
+CONFIDENCE_KINDS = ("entrywise", "l1", "bernstein")
+
+
+def visited_transitions(trajectory: Trajectory, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """One at the transitions an episode went through, zero elsewhere: `(runs x L x S x A x S)`."""
+    _, S, A = layout.pair_shape
+    index = (trajectory.states * A + trajectory.actions) * S + trajectory.next_states
+    counts = torch.zeros(*index.shape, S * A * S, dtype=dtype, device=index.device)
+    return counts.scatter_(-1, index.unsqueeze(-1), 1.0).view(*index.shape, S, A, S)
+
+
+def visited_pairs(trajectory: Trajectory, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """One at the state-action pairs an episode went through, zero elsewhere: `(runs x L x S x A)`."""
+    _, S, A = layout.pair_shape
+    index = trajectory.states * A + trajectory.actions
+    counts = torch.zeros(*index.shape, S * A, dtype=dtype, device=index.device)
+    return counts.scatter_(-1, index.unsqueeze(-1), 1.0).view(*index.shape, S, A)
+
+
+def empirical_kernel(visits: Tensor, transition_visits: Tensor, layout: Layout) -> Tensor:
+    """The empirical transitions M / N, and uniform over the next layer where a pair was never visited (D4).
+
+    Args:
+        visits: N(x,a), `(... x L x S x A)`.
+        transition_visits: M(x,a,y), `(... x L x S x A x S)`.
+
+    Returns:
+        `(... x L x S x A x S)`.
+    """
+    visits = visits.unsqueeze(-1)
+    mask = layout.transition_mask(visits.device)
+    uniform = mask / layout.next_widths(visits.device).to(visits.dtype).unsqueeze(-1)
+    return torch.where(visits > 0, transition_visits / visits.clamp_min(1), uniform)
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Kernels whose rows lie in a box: lower <= p <= upper and sum p = 1, independently for every pair.
+
+    Attributes:
+        lower, upper: `(... x L x S x A x S)`, zero in the padding.
+    """
+
+    lower: Tensor
+    upper: Tensor
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        """What multiplies relu(f_y - f_j), relu(f_j - f_y) and f_j in the row problem's dual: `(... x L x S x A x (2S + 1))`."""
+        real = (self.upper.amax(-1, keepdim=True) > 0).to(self.upper.dtype)
+        return torch.cat(torch.broadcast_tensors(self.upper, -self.lower) + (real.expand_as(self.upper)[..., :1],), dim=-1)
+
+    def optimistic(self, values: Tensor, *, maximise: bool = True, layer: int | None = None) -> Tensor:
+        """The exact max (or min) over the set of sum_y p(y) f(y), for every pair and every column f (ALGORITHMS section b).
+
+        The row problem max {<p, f> : lower <= p <= upper, sum p = 1} is a linear programme with one coupling constraint, so its
+        dual min_c c + sum_y upper relu(f_y - c) - lower relu(c - f_y) has its minimum at some c = f_j: no sort is needed. Where
+        values tie the maximum has a kink, and the gradient in `values` is shared evenly among the tied ones.
+
+        Args:
+            values: The columns f, `(... x L x S x Z)` over the states of the next layer, or `(... x S x Z)` with `layer`.
+            maximise: False gives the minimum.
+            layer: The layer k whose kernels are meant; all of them by default.
+
+        Returns:
+            `(... x L x S x A x Z)`, or `(... x S x A x Z)` with `layer`; zero in the padding.
+        """
+        if not maximise:
+            return -self.optimistic(-values, layer=layer)
+        weights = self._weights if layer is None else self._weights[..., layer, :, :, :]
+        rises = torch.relu(values.unsqueeze(-2) - values.unsqueeze(-3))
+        terms = torch.cat([rises, rises.transpose(-3, -2), values.unsqueeze(-3)], dim=-3)
+        return _contract(weights, terms).amin(-2)
+
+
+@dataclass(frozen=True, eq=False)
+class L1Ball:
+    """Kernels whose rows lie in |p - center|_1 <= radius, p >= 0 and sum p = 1, independently for every pair.
+
+    Attributes:
+        center: `(... x L x S x A x S)`, rows summing to one, zero in the padding.
+        radius: `(... x L x S x A)`, zero in the padding; two or more admits every kernel.
+        layout: Layer widths and actions, to tell successors from padding.
+    """
+
+    center: Tensor
+    radius: Tensor
+    layout: Layout
+
+    @cached_property
+    def lower(self) -> Tensor:
+        """The lower face of the tightest box around the ball: an entry can only fall by what the others rise, half the radius."""
+        return (self.center - 0.5 * self.radius.unsqueeze(-1)).clamp_min(0)
+
+    @cached_property
+    def upper(self) -> Tensor:
+        """The upper face of the tightest box around the ball."""
+        return (self.center + 0.5 * self.radius.unsqueeze(-1)).clamp_max(1) * self.layout.transition_mask(self.center.device)
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        """What multiplies relu(f_j - f_y), f_max - f_j in the dual of the row problem: `(... x L x S x A x (S + 1))`."""
+        return torch.cat([self.center, 0.5 * self.radius.unsqueeze(-1)], dim=-1)
+
+    def optimistic(self, values: Tensor, *, maximise: bool = True, layer: int | None = None) -> Tensor:
+        """The exact max (or min) over the set of sum_y p(y) f(y), for every pair and every column f: shapes as in `Intervals`.
+
+        Mass of at most radius / 2 moves from the worst successors to the best one (UCRL2's inner maximisation). Its gain is a
+        fractional knapsack with the dual min_c (f_max - c) radius / 2 + sum_y center relu(c - f_y), again minimal at some c = f_j.
+        """
+        if not maximise:
+            return -self.optimistic(-values, layer=layer)
+        support = self.layout.transition_mask(values.device)[:, 0, 0, :]
+        center, weights = self.center, self._weights
+        if layer is not None:
+            support, center, weights = support[layer], center[..., layer, :, :, :], weights[..., layer, :, :, :]
+        best = values.masked_fill(~support.unsqueeze(-1), -math.inf).amax(-2, keepdim=True)
+        falls = torch.relu(values.unsqueeze(-3) - values.unsqueeze(-2))
+        # padded columns may exceed f_max: without the clamp they would not be dual feasible
+        terms = torch.cat([falls, torch.relu(best - values).unsqueeze(-3)], dim=-3)
+        return _contract(weights, terms).amin(-2) + _contract(center, values.unsqueeze(-2)).squeeze(-2)
+
+
+KernelSet = Intervals | L1Ball
+
+
+def _contract(weights: Tensor, terms: Tensor) -> Tensor:
+    """sum_w weights(x,a,w) terms(w,j,z): `(... x S x A x W)` with `(... x W x J x Z)` gives `(... x S x A x J x Z)`."""
+    product = weights.flatten(-3, -2) @ terms.flatten(-2)
+    return product.view(*product.shape[:-2], *weights.shape[-3:-1], *terms.shape[-2:])
+
+
+def transition_log_term(layout: Layout, horizon: int, delta: float) -> float:
+    """ln(T |X| |A| / delta), the logarithm in every transition width (ALGORITHMS a.1, D7)."""
+    return math.log(horizon * layout.total_states * layout.actions / delta)
+
+
+def confidence_set(
+    kind: str,
+    visits: Tensor,
+    transition_visits: Tensor,
+    layout: Layout,
+    *,
+    horizon: int,
+    delta: float,
+    width_scale: Tensor | float = 1.0,
+) -> KernelSet:
+    """The transition kernels that the visits so far leave plausible (line 8; the kinds are those of D7).
+
+    A pair that was never visited admits every row, whatever the scale.
+
+    Args:
+        kind: "entrywise", the paper's set: |p - M/N| <= sqrt(2 n_{k+1} iota / N) for each successor; "l1", the L1 ball with the
+            same number as its radius; "bernstein", UOB-REPS's |p - M/N| <= 2 sqrt(M/N iota / (N-1)) + 14 iota / (3 (N-1)).
+        visits: N(x,a), `(... x L x S x A)`.
+        transition_visits: M(x,a,y), `(... x L x S x A x S)`.
+        layout: Layer widths and actions.
+        horizon: T; with delta it gives iota = ln(T |X| |A| / delta).
+        delta: Failure probability.
+        width_scale: Multiplies every width, a float or `(...)`.
+    """
+    iota = transition_log_term(layout, horizon, delta)
+    center = empirical_kernel(visits, transition_visits, layout)
+    if isinstance(width_scale, Tensor):
+        width_scale = width_scale[..., None, None, None]
+    visited = visits > 0
+    if kind == "bernstein":
+        samples = (visits - 1).clamp_min(1).unsqueeze(-1)
+        if isinstance(width_scale, Tensor):
+            width_scale = width_scale.unsqueeze(-1)
+        half = width_scale * (2 * (center * (iota / samples)).sqrt() + (14 * iota / 3) / samples)
+        return _box(center, torch.where(visited.unsqueeze(-1), half, 1.0), layout)
+    width = width_scale * ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype) / visits.clamp_min(1)).sqrt()
+    if kind == "entrywise":
+        return _box(center, torch.where(visited, width, 1.0).unsqueeze(-1), layout)
+    if kind == "l1":
+        everything = 2.0 * layout.pair_mask(visits.device).to(visits.dtype)
+        return L1Ball(center, torch.where(visited, width, everything), layout)
+    raise InvalidInput(f"confidence is {kind!r}; it must be one of {', '.join(map(repr, CONFIDENCE_KINDS))}.")
+
+
+def _box(center: Tensor, half: Tensor, layout: Layout) -> Intervals:
+    upper = (center + half).clamp_max(1) * layout.transition_mask(center.device)
+    return Intervals((center - half).clamp_min(0), upper)
+
+
+def _reach(kernels: KernelSet, policy: Tensor, targets: Tensor, maximise: bool) -> Tensor:
+    """The best (or worst) probability of reaching target states from x_0, by the backward recursion of COMP-UOB.
+
+    Args:
+        policy: `(... x L x S x A)`.
+        targets: Indicator of the C targets of each layer, `(... x L x S x C)`.
+
+    Returns:
+        `(... x L x C)`.
+    """
+    layers, columns = policy.shape[-3], targets.shape[-1]
+    values = targets[..., layers - 1, :, :]
+    for k in range(layers - 2, -1, -1):
+        # only the targets of deeper layers have a column here, so the work shrinks towards the end of the episode
+        expected = kernels.optimistic(values, maximise=maximise, layer=k)
+        values = (policy[..., k, :, None, :] @ expected).squeeze(-2)
+        values = torch.cat([targets[..., k, :, :].expand(*values.shape[:-1], columns), values], dim=-1)
+    return values[..., 0, :].unflatten(-1, (layers, columns))
+
+
+def _all_pairs(kernels: KernelSet, policy: Tensor, layout: Layout, maximise: bool) -> Tensor:
+    layout.check_shape("policy", policy, kind="pair")
+    targets = torch.eye(layout.states, dtype=policy.dtype, device=policy.device).expand(layout.layers, -1, -1)
+    return policy * _reach(kernels, policy, targets, maximise).unsqueeze(-1)
+
+
+def upper_occupancy(kernels: KernelSet, policy: Tensor, layout: Layout) -> Tensor:
+    """max over the set of q^{P,pi}(x,a), for every pair (COMP-UOB): `(... x L x S x A)`.
+
+    Args:
+        policy: `(... x L x S x A)`.
+    """
+    return _all_pairs(kernels, policy, layout, maximise=True)
+
+
+def lower_occupancy(kernels: KernelSet, policy: Tensor, layout: Layout) -> Tensor:
+    """min over the set of q^{P,pi}(x,a), for every pair: `(... x L x S x A)`.
+
+    Args:
+        policy: `(... x L x S x A)`.
+    """
+    return _all_pairs(kernels, policy, layout, maximise=False)
+
+
+def upper_occupancy_visited(kernels: KernelSet, policy: Tensor, layout: Layout, states: Tensor, actions: Tensor) -> Tensor:
+    """u_t: the upper occupancy of the pairs one episode visited, and of no others (line 4): `(runs x L)`.
+
+    Args:
+        policy: `(runs x L x S x A)`.
+        states, actions: The visited pairs, int64, `(runs x L)`.
+    """
+    targets = torch.zeros(*states.shape, layout.states, 1, dtype=policy.dtype, device=policy.device)
+    targets.scatter_(-2, states[..., None, None], 1.0)
+    chosen = policy.flatten(-2).gather(-1, (states * layout.actions + actions).unsqueeze(-1))
+    return (chosen * _reach(kernels, policy, targets, maximise=True)).squeeze(-1)

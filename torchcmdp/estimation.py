@@ -1,0 +1,125 @@
+"""The estimators of WC-OPS: implicit-exploration loss, adaptively weighted cost, and the bonus that makes the cost optimistic."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchcmdp.layout import Layout
+
+
+def _over_pairs(scale: Tensor | float) -> Tensor | float:
+    """A value per run, ready to broadcast over (L x S x A)."""
+    return scale[..., None, None, None] if isinstance(scale, Tensor) else scale
+
+
+def loss_estimate(visited: Tensor, rewards: Tensor, upper: Tensor, gamma: Tensor | float) -> Tensor:
+    """The loss 1 - r, importance-weighted by u + gamma at the visited pairs and zero elsewhere (line 5, D6).
+
+    Args:
+        visited: One at the visited pairs, `(... x L x S x A)`.
+        rewards: Observed rewards, `(... x L)`.
+        upper: Upper occupancy of the visited pairs, `(... x L)`.
+        gamma: Implicit exploration, a float or `(...)`.
+
+    Returns:
+        `(... x L x S x A)`.
+    """
+    gamma = gamma[..., None] if isinstance(gamma, Tensor) else gamma
+    return ((1 - rewards) / (upper + gamma))[..., None, None] * visited
+
+
+def violation_threshold(episode: Tensor | int, layout: Layout, constraints: int, *, horizon: int, delta: float) -> Tensor:
+    """C_t = 21 L |X| sqrt(2 t |A| ln(2 m T^2 |X| |A| / delta)), what the path violation may reach before Gamma reacts.
+
+    Args:
+        episode: t, the number of episodes observed, an int or a tensor of any shape.
+
+    Returns:
+        A float64 tensor with the shape of `episode`.
+    """
+    logarithm = math.log(2 * max(constraints, 1) * horizon**2 * layout.total_states * layout.actions / delta)
+    constant = 21 * layout.layers * layout.total_states * math.sqrt(2 * layout.actions * logarithm)
+    return constant * torch.as_tensor(episode).to(torch.float64).sqrt()
+
+
+def excess(
+    path_violation: Tensor, threshold: Tensor, threshold_scale: Tensor | float = 1.0, cap_scale: Tensor | float = 1.0
+) -> Tensor:
+    """Gamma_i = min(max(S_i - threshold_scale C_t, 0), cap_scale C_t) (D1; two scales, or scaling C_t would scale Gamma away, D1b).
+
+    Args:
+        path_violation: S_i, the costs met on the paths so far, `(... x m)`.
+        threshold: C_t, a scalar or `(...)`.
+        threshold_scale, cap_scale: Floats or `(...)`.
+
+    Returns:
+        `(... x m)`.
+    """
+    threshold = threshold.to(path_violation.dtype)
+    start, cap = (threshold_scale * threshold).unsqueeze(-1), (cap_scale * threshold).unsqueeze(-1)
+    return torch.minimum((path_violation - start).clamp_min(0), cap)
+
+
+def learning_rate(gamma_excess: Tensor, visits: Tensor) -> Tensor:
+    """beta = min(1, (1 + Gamma_i) / N(x,a)), and zero where N = 0 (line 6; without the cap the weights leave the simplex, D2).
+
+    Args:
+        gamma_excess: Gamma_i, `(... x m)`.
+        visits: N(x,a) with the current episode counted, `(... x L x S x A)`.
+
+    Returns:
+        `(... x m x L x S x A)`.
+    """
+    visits = visits.unsqueeze(-4)
+    rate = ((1 + gamma_excess)[..., None, None, None] / visits.clamp_min(1)).clamp_max(1)
+    return torch.where(visits > 0, rate, 0.0)
+
+
+def update_cost_estimate(estimate: Tensor, rate: Tensor, visited: Tensor, costs: Tensor) -> Tensor:
+    """ghat + beta (g - ghat) at the visited pairs, ghat elsewhere (line 6 as a recursion, exactly the paper's product weights).
+
+    Args:
+        estimate: ghat_i before the episode, `(... x m x L x S x A)`.
+        rate: beta, `(... x m x L x S x A)`.
+        visited: One at the visited pairs, `(... x L x S x A)`.
+        costs: Observed costs, `(... x L x m)`.
+
+    Returns:
+        `(... x m x L x S x A)`.
+    """
+    observed = costs.transpose(-1, -2)[..., None, None]
+    return torch.addcmul(estimate, rate * visited.unsqueeze(-4), observed - estimate)
+
+
+def bonus(
+    visits: Tensor, layout: Layout, constraints: int, *, horizon: int, delta: float, bonus_scale: Tensor | float = 1.0
+) -> Tensor:
+    """b_t = bonus_scale sqrt(2 ln(2 m |X| |A| T / delta) / N(x,a)); zero in the padding, and at N = 0 its value at N = 1.
+
+    Args:
+        visits: N(x,a), `(... x L x S x A)`.
+        bonus_scale: A float or `(...)`.
+
+    Returns:
+        `(... x L x S x A)`.
+    """
+    logarithm = math.log(2 * max(constraints, 1) * layout.total_states * layout.actions * horizon / delta)
+    return _over_pairs(bonus_scale) * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
+
+
+def optimistic_cost(estimate: Tensor, cost_bonus: Tensor, visits: Tensor, layout: Layout) -> Tensor:
+    """max(-1, ghat - b), and -1 at pairs never visited (line 7, D3).
+
+    Args:
+        estimate: ghat_i, `(... x m x L x S x A)`.
+        cost_bonus: b_t, `(... x L x S x A)`.
+        visits: N(x,a), `(... x L x S x A)`.
+
+    Returns:
+        `(... x m x L x S x A)`.
+    """
+    lowest = -layout.pair_mask(visits.device).to(estimate.dtype)
+    return torch.where(visits.unsqueeze(-4) > 0, (estimate - cost_bonus.unsqueeze(-4)).clamp_min(-1), lowest)
