@@ -88,6 +88,8 @@ class LayeredCMDP:
 
     def __getitem__(self, index: int) -> LayeredCMDP:
         """One CMDP of a batch."""
+        if not self.batch_shape:
+            raise InvalidInput(f"This CMDP is a single one, not a batch, so it has no entry {index}.")
         return LayeredCMDP(self.layout, self.transitions[index], self.rewards[index], self.costs[index])
 
     def __repr__(self) -> str:
@@ -104,7 +106,8 @@ def stack_cmdps(cmdps: Sequence[LayeredCMDP]) -> LayeredCMDP:
         if (cmdp.layout, cmdp.constraints) != (cmdps[0].layout, cmdps[0].constraints):
             raise InvalidInput(
                 f"CMDP {j} has widths {cmdp.layout.widths}, {cmdp.layout.actions} actions and {cmdp.constraints} constraints, but "
-                f"CMDP 0 has {cmdps[0].layout.widths}, {cmdps[0].layout.actions} and {cmdps[0].constraints}; a batch shares one layout."
+                f"CMDP 0 has {cmdps[0].layout.widths}, {cmdps[0].layout.actions} and {cmdps[0].constraints}; "
+                "a batch shares one layout."
             )
     return LayeredCMDP(
         cmdps[0].layout,
@@ -117,8 +120,8 @@ def stack_cmdps(cmdps: Sequence[LayeredCMDP]) -> LayeredCMDP:
 def unroll(transitions: Tensor, rewards: Tensor, costs: Tensor, *, horizon: int, start: int = 0) -> LayeredCMDP:
     """Turn a stationary MDP into a layered one by playing it for `horizon` steps from one state.
 
-    Layer 0 holds `start` alone, layers 1 to H-1 hold the states reachable by then, in increasing order of their index, and every pair
-    of the last decision layer leads to the terminal state.
+    Layer 0 holds `start` alone, layers 1 to H-1 hold the states reachable by then, in increasing order of their index, and every
+    pair of the last decision layer leads to the terminal state.
 
     Args:
         transitions: P(y|x,a), `(N x A x N)`.
@@ -130,7 +133,7 @@ def unroll(transitions: Tensor, rewards: Tensor, costs: Tensor, *, horizon: int,
     if horizon < 1:
         raise InvalidInput(f"horizon is {horizon}; an episode needs at least one step.")
     states, actions = rewards.shape[-2:] if rewards.dim() == 2 else (-1, -1)
-    expected = {"transitions": (states, actions, states), "costs": (costs.shape[0], states, actions)}
+    expected = {"transitions": (states, actions, states), "costs": (*costs.shape[:1], states, actions)}
     for name, tensor in (("transitions", transitions), ("costs", costs)):
         if tuple(tensor.shape) != expected[name]:
             raise InvalidInput(
@@ -174,7 +177,9 @@ def _check_values(layout: Layout, name: str, tensor: Tensor, low: float, high: f
     ):
         if wrong.any():
             index = wrong.nonzero()[0].tolist()
-            raise InvalidInput(f"{name} is {tensor[tuple(index)].item():g} at {_place(name, index, tensor.dim())}; expected {expected}.")
+            raise InvalidInput(
+                f"{name} is {tensor[tuple(index)].item():.12g} at {_place(name, index, tensor.dim())}; expected {expected}."
+            )
 
 
 def _check_rows(layout: Layout, transitions: Tensor) -> None:
@@ -185,7 +190,7 @@ def _check_rows(layout: Layout, transitions: Tensor) -> None:
     if wrong.any():
         index = wrong.nonzero()[0].tolist()
         place = _place("rewards", index, sums.dim())
-        raise InvalidInput(f"transitions sum to {sums[tuple(index)].item():g} at {place}; every row must sum to one.")
+        raise InvalidInput(f"transitions sum to {sums[tuple(index)].item():.12g} at {place}; every row must sum to one.")
 
 
 def _place(name: str, index: list[int], dims: int) -> str:

@@ -25,17 +25,22 @@ class Layout:
     actions: int
 
     def __init__(self, widths: Sequence[int], actions: int) -> None:
-        widths = tuple(int(n) for n in widths)
+        whole = [int(n) for n in (*widths, actions)]
+        if any(n != m for n, m in zip(whole, (*widths, actions), strict=True)):
+            raise InvalidInput(f"widths {tuple(widths)} and actions {actions} must be whole numbers.")
+        widths, actions = tuple(whole[:-1]), whole[-1]
         if len(widths) < 2:
             raise InvalidInput(f"widths {widths} has {len(widths)} layers; a layout needs at least two, the first and the last.")
         if min(widths) < 1:
-            raise InvalidInput(f"widths {widths} has an empty layer {widths.index(min(widths))}; every layer needs at least one state.")
+            raise InvalidInput(
+                f"widths {widths} has an empty layer {widths.index(min(widths))}; every layer needs at least one state."
+            )
         if widths[0] != 1 or widths[-1] != 1:
             raise InvalidInput(f"widths {widths} must start and end with 1: one initial state x_0 and one terminal state x_L.")
-        if int(actions) < 1:
+        if actions < 1:
             raise InvalidInput(f"actions is {actions}; at least one action is needed.")
         object.__setattr__(self, "widths", widths)
-        object.__setattr__(self, "actions", int(actions))
+        object.__setattr__(self, "actions", actions)
 
     @property
     def layers(self) -> int:
@@ -90,11 +95,13 @@ class Layout:
 
 @lru_cache(maxsize=256)
 def _masks(layout: Layout, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    widths = torch.tensor(layout.widths)
-    real = torch.arange(layout.states) < widths[:, None]
-    state = real[:-1]
-    pair = state[:, :, None].expand(layout.pair_shape)
-    transition = pair[..., None] & real[1:, None, None, :]
-    successors = widths[1:, None, None].to(torch.float64)
-    masks = (state, pair, transition, successors)
-    return tuple(mask.contiguous().to(device) for mask in masks)  # type: ignore[return-value]
+    # cached for good, so never born as an inference tensor, which autograd would refuse later
+    with torch.inference_mode(False):
+        widths = torch.tensor(layout.widths, device="cpu")
+        real = torch.arange(layout.states, device="cpu") < widths[:, None]
+        state = real[:-1]
+        pair = state[:, :, None].expand(layout.pair_shape)
+        transition = pair[..., None] & real[1:, None, None, :]
+        successors = widths[1:, None, None].to(torch.float64)
+        masks = (state, pair, transition, successors)
+        return tuple(mask.contiguous().to(device) for mask in masks)  # type: ignore[return-value]

@@ -31,11 +31,12 @@ def pair_occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
     Returns:
         `(... x L x S x A)`.
     """
+    policy = policy.expand(*torch.broadcast_shapes(policy.shape[:-3], transitions.shape[:-4]), *policy.shape[-3:])
     pairs = [policy[..., 0, :, :]]  # layer 0 holds x_0 alone, so its policy is its occupancy
     for k in range(1, policy.shape[-3]):
         mass = (pairs[-1].flatten(-2).unsqueeze(-2) @ transitions[..., k - 1, :, :, :].flatten(-3, -2)).squeeze(-2)
         pairs.append(mass.unsqueeze(-1) * policy[..., k, :, :])
-    return torch.stack(torch.broadcast_tensors(*pairs), dim=-3)
+    return torch.stack(pairs, dim=-3)
 
 
 def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
@@ -49,9 +50,9 @@ def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
     """
     pair = occupancy.sum(-1)
     state = pair.sum(-1, keepdim=True)
-    reached = state > 0
+    empty = state <= 0  # false for NaN, which must show and not turn into a uniform policy
     # divide by one where the state has no mass, so that neither the value nor its gradient is ever 0/0
-    policy = torch.where(reached, pair / torch.where(reached, state, torch.ones_like(state)), 1.0 / layout.actions)
+    policy = torch.where(empty, 1.0 / layout.actions, pair / torch.where(empty, torch.ones_like(state), state))
     return policy * layout.pair_mask(policy.device)
 
 
@@ -65,10 +66,10 @@ def transitions_of(occupancy: Tensor, layout: Layout) -> Tensor:
         `(... x L x S x A x S)`.
     """
     pair = occupancy.sum(-1, keepdim=True)
-    reached = pair > 0
+    empty = pair <= 0
     mask = layout.transition_mask(occupancy.device)
     uniform = mask / layout.next_widths(occupancy.device).to(occupancy.dtype).unsqueeze(-1)
-    return torch.where(reached, occupancy / torch.where(reached, pair, torch.ones_like(pair)), uniform) * mask
+    return torch.where(empty, uniform, occupancy / torch.where(empty, torch.ones_like(pair), pair)) * mask
 
 
 def uniform_policy(layout: Layout, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:

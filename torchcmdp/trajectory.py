@@ -11,8 +11,9 @@ from torch import Tensor
 class Trajectory:
     """One episode of every run of a batch.
 
-    States are indices within their layer: `states[j, k]` is the state of layer k that run j was in, and `next_states[j, k]` the state
-    of layer k + 1 that it moved to, so `next_states[:, :-1]` equals `states[:, 1:]` and `next_states[:, -1]` is the terminal state 0.
+    States are indices within their layer: `states[j, k]` is the state of layer k that run j was in, and `next_states[j, k]` the
+    state of layer k + 1 that it moved to, so `next_states[:, :-1]` equals `states[:, 1:]` and `next_states[:, -1]` is the
+    terminal state 0.
 
     Attributes:
         states: `(runs x L)` int64.

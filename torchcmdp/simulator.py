@@ -1,0 +1,186 @@
+"""A batch of episodes: a policy goes in, a `Trajectory` comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcmdp.cmdp import LayeredCMDP
+from torchcmdp.errors import InvalidInput
+from torchcmdp.processes import Fixed, Process, fingerprint
+from torchcmdp.streams import ACTION, COST, NEXT_STATE, REWARD, RunStreams
+from torchcmdp.trajectory import Trajectory
+
+
+class Simulator:
+    """Plays episodes of a CMDP for many runs at once, each with random numbers of its own.
+
+    A run's episodes depend on (seed, run index) and on its policies alone. No episode reads a tensor's value on the host.
+
+    Attributes:
+        cmdp: Shared by all runs, or a batch of shape `(runs,)`, one a run.
+        rewards, costs: The processes that feedback comes from.
+        runs, seed, first_run: Which random streams are used: those of runs `first_run` to `first_run + runs - 1`.
+        episode: How many episodes have been played.
+        reward_values, cost_values: The processes' `values` in the episode played last (before the first, in that one).
+
+    Args:
+        cmdp, rewards, costs, runs, seed, first_run: As above; `costs` may be left out where the CMDP has no constraints.
+    """
+
+    def __init__(
+        self, cmdp: LayeredCMDP, rewards: Process, costs: Process | None = None, runs: int = 1, seed: int = 0, first_run: int = 0
+    ) -> None:
+        if costs is None:
+            if cmdp.constraints:
+                raise InvalidInput(
+                    f"costs is missing, but the CMDP has {cmdp.constraints} constraints; pass a process such as "
+                    "Bernoulli(cmdp.costs, low=-1)."
+                )
+            costs = Fixed(cmdp.costs)
+        if tuple(cmdp.batch_shape) not in ((), (runs,)):
+            raise InvalidInput(
+                f"The CMDP has batch shape {tuple(cmdp.batch_shape)}; it must be a single one or one for each of the {runs} runs."
+            )
+        self.cmdp, self.rewards, self.costs = cmdp, rewards, costs
+        self.streams = RunStreams(seed, runs, first_run, cmdp.device)
+        self.runs, self.seed, self.first_run = self.streams.runs, self.streams.seed, self.streams.first_run
+        self.episode = 0
+        pair, constraint = cmdp.layout.pair_shape, (cmdp.constraints, *cmdp.layout.pair_shape)
+        self.reward_values = _checked("rewards", rewards, pair, self.runs, self.device)
+        self.cost_values = _checked("costs", costs, constraint, self.runs, self.device)
+        layers, states, actions, _ = cmdp.layout.transition_shape
+        self._successors = _thresholds(cmdp.transitions).reshape(-1, states)
+        first_row = torch.arange(layers, device=self.device) * states
+        self._first_row = first_row.expand(self.runs, layers)  # row of state 0 of each layer, in units of A
+        if cmdp.batch_shape:
+            self._first_row = first_row + torch.arange(self.runs, device=self.device)[:, None] * (layers * states)
+        self._first_pair = first_row
+
+    @property
+    def device(self) -> torch.device:
+        """Where episodes are played."""
+        return self.cmdp.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the CMDP."""
+        return self.cmdp.dtype
+
+    def rollout(self, policy: Tensor) -> Trajectory:
+        """Play one episode of every run.
+
+        An action or successor of probability zero is never drawn. A row of the policy need not sum to one exactly: it is
+        normalised.
+
+        Args:
+            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
+        """
+        shape = self.cmdp.layout.pair_shape
+        if tuple(policy.shape) not in (shape, (self.runs, *shape)):
+            raise InvalidInput(
+                f"policy has shape {tuple(policy.shape)}; expected (runs x L x S x A) = {(self.runs, *shape)} or, for all runs, "
+                f"(L x S x A) = {shape}."
+            )
+        policy = policy.detach().expand(self.runs, *shape)
+        uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
+        states, actions, next_states = self._play(policy, uniforms)
+        pairs = (self._first_pair + states) * shape[2] + actions
+        self.reward_values, self.cost_values = self.rewards.values, self.costs.values
+        rewards = self.rewards.observe(_at(self.reward_values, pairs), uniforms[..., REWARD])
+        costs = self.costs.observe(_costs_at(self.cost_values, pairs), uniforms[..., COST:])
+        self.rewards.advance(policy)
+        self.costs.advance(policy)
+        self.episode += 1
+        return Trajectory(states, actions, next_states, rewards, costs)
+
+    def _play(self, policy: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """States, actions and successors, `(runs x L)` each."""
+        # the action that would be taken in every state, all layers at once: then each layer only has to look it up
+        choices = _draw(_thresholds(policy), uniforms[..., ACTION, None, None])
+        state = torch.zeros(self.runs, dtype=torch.int64, device=self.device)
+        states, actions = [], []
+        for k in range(self.cmdp.layout.layers):
+            action = choices[:, k].gather(1, state.unsqueeze(1)).squeeze(1)
+            states.append(state)
+            actions.append(action)
+            row = (self._first_row[:, k] + state) * self.cmdp.layout.actions + action
+            state = _draw(self._successors.index_select(0, row), uniforms[:, k, NEXT_STATE, None])
+        states.append(state)
+        visited = torch.stack(states, dim=1)
+        return visited[:, :-1], torch.stack(actions, dim=1), visited[:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of episodes played and the state of the processes: with the same arguments, all that is needed to continue."""
+        return {"episode": self.episode, "rewards": self.rewards.state_dict(), "costs": self.costs.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        if set(state) != {"episode", "rewards", "costs"}:
+            raise InvalidInput(
+                f"A simulator's state has the keys episode, rewards and costs, not {', '.join(map(str, state)) or 'none'}."
+            )
+        self.rewards.load_state_dict(state["rewards"])
+        self.costs.load_state_dict(state["costs"])
+        self.episode = int(state["episode"])
+        self.reward_values, self.cost_values = self.rewards.values, self.costs.values
+
+    def config(self) -> dict[str, Any]:
+        """What defines the episodes, ready for JSON."""
+        return {
+            "widths": list(self.cmdp.layout.widths),
+            "actions": self.cmdp.layout.actions,
+            "constraints": self.cmdp.constraints,
+            "cmdp": [fingerprint(tensor) for tensor in (self.cmdp.transitions, self.cmdp.rewards, self.cmdp.costs)],
+            "rewards": self.rewards.config(),
+            "costs": self.costs.config(),
+            "runs": self.runs,
+            "seed": self.seed,
+            "first_run": self.first_run,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+def _checked(name: str, process: Process, shape: tuple[int, ...], runs: int, device: torch.device) -> Tensor:
+    """The values of a process, refused if they do not fit the CMDP."""
+    values = process.values
+    if tuple(values.shape) not in (shape, (runs, *shape)):
+        raise InvalidInput(
+            f"{name} has values of shape {tuple(values.shape)}; expected {shape} or, for each run its own, {(runs, *shape)}."
+        )
+    if values.device != device:
+        raise InvalidInput(f"{name} has values on {values.device}, but the CMDP is on {device}; both must be on one device.")
+    return values
+
+
+def _thresholds(probabilities: Tensor) -> Tensor:
+    """Cumulated and normalised along the last axis, with steps at positive entries only; NaN where a row has no mass.
+
+    The last threshold is exactly one and an entry of probability zero repeats the one before it, whatever the rounding of the
+    sum, so that `_draw` with a number in [0, 1) can only land on positive entries.
+    """
+    probabilities = probabilities.to(torch.float64)
+    cumulated = torch.where(probabilities > 0, probabilities.cumsum(-1), 0).cummax(-1).values
+    return cumulated / cumulated[..., -1:]
+
+
+def _draw(thresholds: Tensor, uniform: Tensor) -> Tensor:
+    """How many thresholds lie at or below the number: the index drawn. Rows without mass, being NaN, give 0."""
+    return (thresholds <= uniform).sum(-1)
+
+
+def _at(values: Tensor, pairs: Tensor) -> Tensor:
+    """`([runs x] L x S x A)` at flat pair indices `(runs x L)`."""
+    flat = values.flatten(-3)
+    return flat.expand(pairs.shape[0], flat.shape[-1]).gather(1, pairs)
+
+
+def _costs_at(values: Tensor, pairs: Tensor) -> Tensor:
+    """`([runs x] m x L x S x A)` at flat pair indices `(runs x L)`: `(runs x L x m)`."""
+    flat = values.flatten(-3).transpose(-1, -2)
+    runs, layers = pairs.shape
+    index = pairs.unsqueeze(-1).expand(runs, layers, flat.shape[-1])
+    return flat.expand(runs, *flat.shape[-2:]).gather(1, index)

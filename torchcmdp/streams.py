@@ -1,0 +1,109 @@
+"""Random numbers that belong to a run: a counter-based generator keyed by (seed, run index).
+
+Every number is a pure function of (seed, run, episode, purpose, layer), so it depends neither on which runs share a batch, nor on
+the number of constraints, nor on how a batch was split over processes, and the whole state is the seed and the episode number.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcmdp.errors import InvalidInput
+
+ACTION, NEXT_STATE, REWARD, COST = 0, 1, 2, 3  # the purpose of a number; constraint i uses COST + i
+
+_WORD = 2**32
+_MASK = _WORD - 1
+_SLOTS_PER_PURPOSE = 2**16
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
+
+# One block of cached numbers: long enough to spread the cost of some 140 small operations, short enough to stay in a core's cache.
+_BLOCK_BYTES = 2**21
+_BLOCK_EPISODES = 512
+
+
+def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011, Random123), on 32-bit words held in int64.
+
+    Args:
+        key: Two int64 tensors of words in [0, 2^32).
+        counter: Two int64 tensors of words in [0, 2^32); all four broadcast.
+
+    Returns:
+        Two int64 tensors of words in [0, 2^32), of the broadcast shape.
+    """
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    x0, x1 = torch.broadcast_tensors(counter[0] + key[0], (counter[1] + key[1]) & _MASK)
+    x0, x1 = x0.clone(), x1.clone()
+    for i in range(20):
+        # x0 is masked only at the end: twenty sums of 32-bit words fit in int64, and only its low word reaches x1
+        x0 += x1
+        shift = _ROTATIONS[i % 8]
+        high = x1 << shift
+        x1 >>= 32 - shift
+        x1 |= high
+        x1 ^= x0
+        if i % 4 == 3:
+            injection = i // 4 + 1
+            x1 &= _MASK
+            x0 += schedule[injection % 3]
+            x1 += schedule[(injection + 1) % 3] + injection
+        x1 &= _MASK
+    x0 &= _MASK
+    return x0, x1
+
+
+class RunStreams:
+    """The random streams of `runs` consecutive runs, beginning at run `first_run`.
+
+    Args:
+        seed: In [0, 2^32), shared by all runs.
+        runs: How many runs.
+        first_run: Index of the first one, so that a batch can be split over processes.
+        device: Where the numbers are made.
+    """
+
+    def __init__(self, seed: int, runs: int, first_run: int = 0, device: torch.device | str | None = None) -> None:
+        if not 0 <= seed < _WORD:
+            raise InvalidInput(f"seed is {seed}; it must be an integer with 0 <= seed < 2**32.")
+        if runs < 1:
+            raise InvalidInput(f"runs is {runs}; at least one run is needed.")
+        if first_run < 0 or first_run + runs > _WORD:
+            raise InvalidInput(f"first_run is {first_run} with {runs} runs; run indices must lie in [0, 2**32).")
+        self.seed, self.runs, self.first_run = int(seed), int(runs), int(first_run)
+        self.device = torch.device(device or "cpu")
+        self._block: Tensor | None = None
+        self._block_key: tuple[int, int, int] | None = None
+
+    def uniform(self, episode: int, constraints: int, layers: int) -> Tensor:
+        """The numbers of one episode, in [0, 1) with 53 random bits.
+
+        The last axis is the purpose: 0 the action, 1 the next state, 2 the reward, 3 + i the cost of constraint i.
+
+        Returns:
+            `(runs x L x (3 + m))` float64.
+        """
+        if not 0 <= episode < _WORD:
+            raise InvalidInput(f"episode is {episode}; it must be an integer with 0 <= episode < 2**32.")
+        size = 8 * self.runs * layers * (COST + constraints)
+        length = max(1, min(_BLOCK_EPISODES, _BLOCK_BYTES // size))
+        start = episode - episode % length
+        if self._block is None or self._block_key != (start, constraints, layers):
+            self._block = self._make(start, min(length, _WORD - start), constraints, layers)
+            self._block_key = (start, constraints, layers)
+        return self._block[episode - start]
+
+    def _make(self, start: int, episodes: int, constraints: int, layers: int) -> Tensor:
+        """Numbers of `episodes` consecutive episodes: `(episodes x runs x L x (3 + m))`."""
+        purposes = COST + constraints
+        if layers > _SLOTS_PER_PURPOSE or purposes > _SLOTS_PER_PURPOSE:
+            raise InvalidInput(f"{layers} layers and {constraints} constraints are too many; each must be below 2**16.")
+        device = self.device
+        seed = torch.full((1,), self.seed, dtype=torch.int64, device=device)
+        run = torch.arange(self.first_run, self.first_run + self.runs, device=device).view(-1, 1, 1)
+        episode = torch.arange(start, start + episodes, device=device).view(-1, 1, 1, 1)
+        slot = torch.arange(layers, device=device).view(-1, 1) + torch.arange(purposes, device=device) * _SLOTS_PER_PURPOSE
+        high, low = threefry2x32((seed, run), (episode, slot))
+        return ((high >> 5) * 2**26 + (low >> 6)).to(torch.float64) * 2.0**-53

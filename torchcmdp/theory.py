@@ -1,0 +1,92 @@
+"""The theorems' bounds as curves (ALGORITHMS section h). Their constants are large: read them as orders of magnitude."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchcmdp.errors import InvalidInput
+from torchcmdp.layout import Layout
+
+
+def regret_bound(layout: Layout, horizon: int, delta: float, t: Tensor | float | None = None) -> Tensor:
+    """14 L |X|^2 sqrt(2 t |A| ln(T |X|^2 |A| / delta)), which bounds the regret and the alpha-regret at t = T.
+
+    The theorem speaks of t = T alone; at other t this is its curve with the step size of horizon T.
+
+    Args:
+        layout: Layer widths and actions.
+        horizon: T.
+        delta: Failure probability of the learner, in (0, 1).
+        t: Episodes, any shape; T if left out.
+
+    Returns:
+        Of the shape of `t`.
+    """
+    _check(horizon, delta)
+    size = layout.total_states
+    log = math.log(horizon * size**2 * layout.actions / delta)
+    return 14 * layout.layers * size**2 * _root(layout, log, horizon if t is None else t)
+
+
+def violation_bound(layout: Layout, constraints: int, horizon: int, delta: float, t: Tensor | float) -> Tensor:
+    """61 L |X| sqrt(2 t |A| ln(2 m T^2 |X| |A| / delta)), which bounds V_t for every t; zero without constraints.
+
+    Args:
+        layout: Layer widths and actions.
+        constraints: m.
+        horizon: T.
+        delta: Failure probability of the learner, in (0, 1).
+        t: Episodes, any shape.
+
+    Returns:
+        Of the shape of `t`.
+    """
+    _check(horizon, delta)
+    return 61 * layout.layers * layout.total_states * _safety_root(layout, constraints, float(horizon) ** 2, delta, t)
+
+
+def positive_violation_bound(layout: Layout, constraints: int, horizon: int, delta: float, t: Tensor | float) -> Tensor:
+    """18 L |X| sqrt(2 t |A| ln(2 m T |X| |A| / delta)), which bounds the positive violation; zero without constraints.
+
+    Args:
+        layout: Layer widths and actions.
+        constraints: m.
+        horizon: T.
+        delta: Failure probability of the learner, in (0, 1).
+        t: Episodes, any shape.
+
+    Returns:
+        Of the shape of `t`.
+    """
+    _check(horizon, delta)
+    return 18 * layout.layers * layout.total_states * _safety_root(layout, constraints, float(horizon), delta, t)
+
+
+def trivial_bound(layout: Layout, t: Tensor | float) -> Tensor:
+    """L t, which no regret and no violation can exceed; of the shape of `t`."""
+    return layout.layers * _as_tensor(t)
+
+
+def _safety_root(layout: Layout, constraints: int, power: float, delta: float, t: Tensor | float) -> Tensor:
+    if constraints == 0:
+        return torch.zeros_like(_as_tensor(t))
+    return _root(layout, math.log(2 * constraints * power * layout.total_states * layout.actions / delta), t)
+
+
+def _root(layout: Layout, log: float, t: Tensor | float) -> Tensor:
+    return (2 * layout.actions * log * _as_tensor(t)).sqrt()
+
+
+def _as_tensor(t: Tensor | float) -> Tensor:
+    tensor = torch.as_tensor(t)
+    return tensor if tensor.is_floating_point() and isinstance(t, Tensor) else tensor.to(torch.float64)
+
+
+def _check(horizon: int, delta: float) -> None:
+    if horizon < 1:
+        raise InvalidInput(f"horizon is {horizon}; it must be at least one episode.")
+    if not 0 < delta < 1:
+        raise InvalidInput(f"delta is {delta}; it must lie strictly between 0 and 1.")
