@@ -158,7 +158,7 @@ def solve_free(matrix, free, rhs, work):
 
 
 @njit(**OPTIONS)
-def coordinate_sweep(matrix, linear, low, high, d, slope):
+def coordinate_sweep(matrix, low, high, d, slope):
     """Minimise the boxed quadratic over each coordinate in turn; returns the largest move. `slope` holds matrix d + linear throughout."""
     largest = 0.0
     for i in range(d.shape[0]):
@@ -174,41 +174,49 @@ def coordinate_sweep(matrix, linear, low, high, d, slope):
 
 @njit(**OPTIONS)
 def box_quadratic(matrix, linear, low, high, d, slope, free, step, work):
-    """d <- argmin 1/2 d'Md + linear'd over low <= d <= high (with low <= 0 <= high).
+    """d <- argmin 1/2 d'Md + linear'd over low <= d <= high (with low <= 0 <= high), by a primal active-set method.
 
-    Clipping the unconstrained step instead would give ascent directions: this has to be exact. A sweep over the coordinates finds the
-    face even where the matrix is singular (duplicate constraints), and a Newton step inside the face, cut at the first bound, ends it.
+    Clipping the unconstrained step instead would give ascent directions: this has to be exact. Two sweeps over the coordinates guess
+    the face; then a step to the minimum of the face is cut at the first bound in its way, or the bound with the worst sign is released.
     """
     m = d.shape[0]
     d[:] = 0.0
     slope[:] = linear
-    for _ in range(50 + 4 * m):
-        if coordinate_sweep(matrix, linear, low, high, d, slope) == 0.0 or m == 1:
+    for _ in range(2):
+        if coordinate_sweep(matrix, low, high, d, slope) == 0.0 or m == 1:
             return
-        any_free = False
+    for i in range(m):
+        free[i] = low[i] < d[i] < high[i]
+    for _ in range(50 + 10 * m):
         for i in range(m):
-            free[i] = low[i] < d[i] < high[i]
             step[i] = -slope[i]
-            any_free = any_free or free[i]
-        if not any_free:
-            continue
         solve_free(matrix, free, step, work)
         scale = 1.0
-        settled = True
+        blocking = -1
         for i in range(m):
-            if free[i] and step[i] > high[i] - d[i]:
-                scale = min(scale, (high[i] - d[i]) / step[i])
-            elif free[i] and step[i] < low[i] - d[i]:
-                scale = min(scale, (low[i] - d[i]) / step[i])
+            if free[i] and d[i] + scale * step[i] > high[i]:
+                scale = (high[i] - d[i]) / step[i]
+                blocking = i
+            elif free[i] and d[i] + scale * step[i] < low[i]:
+                scale = (low[i] - d[i]) / step[i]
+                blocking = i
         for i in range(m):
             if free[i]:
                 d[i] = min(max(d[i] + scale * step[i], low[i]), high[i])
+        if blocking >= 0:
+            d[blocking] = high[blocking] if step[blocking] > 0.0 else low[blocking]
+            free[blocking] = False
+        release = -1
+        worst = 0.0
         for i in range(m):
             slope[i] = linear[i]
             for j in range(m):
                 slope[i] += matrix[i, j] * d[j]
-            tolerance = 1e-13 * (abs(linear[i]) + matrix[i, i])
-            inward = (d[i] > low[i] and slope[i] > tolerance) or (d[i] < high[i] and slope[i] < -tolerance)
-            settled = settled and not inward
-        if settled:
-            return
+            wrong = -slope[i] if d[i] <= low[i] else slope[i]
+            if blocking < 0 and not free[i] and high[i] > low[i] and wrong > max(worst, 1e-13 * abs(linear[i])):
+                worst = wrong
+                release = i
+        if blocking < 0:
+            if release < 0:
+                return
+            free[release] = True

@@ -148,28 +148,26 @@ def evaluate(widths, offsets, target, lower, upper, costs, v, multipliers, z, p,
 
 
 @njit(**OPTIONS)
-def gradient(widths, offsets, costs, p, s, grad_v, throughput, grad_m):
-    """Flow residual inflow - outflow of every state, inflow + outflow to judge it by, and -<costs_i, q>."""
+def gradient(widths, offsets, costs, p, s, grad_v, inflow, outflow, grad_m):
+    """Gradient of the dual: the flow residual inflow - outflow of every state, and -<costs_i, q>."""
     layers, actions = s.shape[0], s.shape[2]
-    for j in range(grad_v.shape[0]):
-        grad_v[j] = 0.0
-        throughput[j] = 0.0
+    inflow[:] = 0.0
+    outflow[:] = 0.0
     grad_m[:] = 0.0
-    grad_v[0] = 1.0
+    inflow[0] = 1.0
     for k in range(layers):
         for x in range(widths[k]):
             j = offsets[k] + x
             for a in range(actions):
                 mass = s[k, x, a]
-                grad_v[j] -= mass
-                throughput[j] += mass
+                outflow[j] += mass
                 for i in range(costs.shape[0]):
                     grad_m[i] -= mass * costs[i, k, x, a]
                 if k < layers - 1:
                     for y in range(widths[k + 1]):
-                        flow = mass * p[k, x, a, y]
-                        grad_v[offsets[k + 1] + y] += flow
-                        throughput[offsets[k + 1] + y] += flow
+                        inflow[offsets[k + 1] + y] += mass * p[k, x, a, y]
+    for j in range(grad_v.shape[0]):
+        grad_v[j] = inflow[j] - outflow[j]
 
 
 def offsets_of(widths: np.ndarray) -> np.ndarray:

@@ -24,14 +24,14 @@ INVALID = 3
 
 
 @njit(**OPTIONS)
-def kkt_residual(grad_v, throughput, grad_m, multipliers, cap):
+def kkt_residual(grad_v, inflow, outflow, grad_m, multipliers, cap):
     """The largest flow residual (absolute), the same relative to each state's throughput, and the safety residual."""
     flow = 0.0
     relative = 0.0
     for j in range(grad_v.shape[0]):
         flow = max(flow, abs(grad_v[j]))
-        if throughput[j] > 1e-250:
-            relative = max(relative, abs(grad_v[j]) / throughput[j])
+        if inflow[j] + outflow[j] > 1e-250:
+            relative = max(relative, abs(grad_v[j]) / (inflow[j] + outflow[j]))
     safety = 0.0
     for i in range(grad_m.shape[0]):
         cost = -grad_m[i]
@@ -45,7 +45,7 @@ def kkt_residual(grad_v, throughput, grad_m, multipliers, cap):
 
 
 @njit(**OPTIONS)
-def rebalance(v, trial_v, grad_v, throughput):
+def rebalance(v, trial_v, inflow, outflow):
     """Propose v(x) -= ln(inflow/outflow) / 2 where the two are far apart, and say whether they were anywhere.
 
     There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
@@ -53,10 +53,8 @@ def rebalance(v, trial_v, grad_v, throughput):
     far = False
     for j in range(v.shape[0]):
         trial_v[j] = v[j]
-        inflow = 0.5 * (throughput[j] + grad_v[j])
-        outflow = 0.5 * (throughput[j] - grad_v[j])
-        if j > 0 and inflow > 0.0 and outflow > 0.0:
-            imbalance = math.log(inflow / outflow)
+        if j > 0 and inflow[j] > 0.0 and outflow[j] > 0.0:
+            imbalance = math.log(inflow[j]) - math.log(outflow[j])
             if abs(imbalance) > 3.0:
                 trial_v[j] -= 0.5 * imbalance
                 far = True
@@ -161,13 +159,13 @@ def newton_step(widths, offsets, costs, cap, response, system, v, lam, dv, dlam,
 def newton(widths, offsets, target, lower, upper, costs, cap, tolerance, max_iterations, response, system, vectors, v, lam):
     """Minimise the dual from (v, lam), which are overwritten; returns the number of iterations and whether the tolerance was met."""
     z, p, code, t, log_s, s = response
-    trial_v, dv, grad_v, throughput, trial_lam, dlam, grad_m = vectors
+    trial_v, dv, grad_v, inflow, outflow, trial_lam, dlam, grad_m = vectors
     value = evaluate(widths, offsets, target, lower, upper, costs, v, lam, z, p, code, t, log_s, s)
     best = math.inf
     stalled = 0
     for iteration in range(max_iterations + 1):
-        gradient(widths, offsets, costs, p, s, grad_v, throughput, grad_m)
-        flow, relative, safety = kkt_residual(grad_v, throughput, grad_m, lam, cap)
+        gradient(widths, offsets, costs, p, s, grad_v, inflow, outflow, grad_m)
+        flow, relative, safety = kkt_residual(grad_v, inflow, outflow, grad_m, lam, cap)
         worst = max(flow, safety)
         if worst <= tolerance and relative <= max(RELATIVE_TOLERANCE, tolerance):
             return iteration, True
@@ -176,17 +174,17 @@ def newton(widths, offsets, target, lower, upper, costs, cap, tolerance, max_ite
         # rounding can keep huge potentials from settling any further; the certificate judges what was reached
         if iteration == max_iterations or (stalled >= 4 and best <= ACCEPTABLE_RESIDUAL):
             return iteration, stalled >= 4 and best <= ACCEPTABLE_RESIDUAL
-        if rebalance(v, trial_v, grad_v, throughput):
+        # the dual value cannot resolve the last steps, hence the slack
+        slack = 1e-12 * (1.0 + abs(value))
+        if rebalance(v, trial_v, inflow, outflow):
             trial_value = evaluate(widths, offsets, target, lower, upper, costs, trial_v, lam, z, p, code, t, log_s, s)
-            if trial_value < value:
+            if trial_value <= value + slack:
                 v[:] = trial_v
                 value = trial_value
                 continue
             value = evaluate(widths, offsets, target, lower, upper, costs, v, lam, z, p, code, t, log_s, s)
         slope, longest = newton_step(widths, offsets, costs, cap, response, system, v, lam, dv, dlam, grad_v, grad_m)
         scale = min(1.0, LONGEST_MOVE / longest) if longest > 0.0 else 1.0
-        # the dual value cannot resolve the last steps, hence the slack
-        slack = 1e-12 * (1.0 + abs(value))
         while True:
             for j in range(v.shape[0]):
                 trial_v[j] = v[j] + scale * dv[j]
@@ -259,7 +257,7 @@ def solve_range(
         np.empty((n, n)), np.empty((n, m)), np.empty((m, m)), np.empty(m), np.empty(m), np.empty(m), np.empty(m), np.empty(m, np.bool_),
         np.empty(m), np.empty((m, m)),
     )  # fmt: skip
-    vectors = (np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(m), np.empty(m), np.empty(m))
+    vectors = (np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(m), np.empty(m), np.empty(m))
     v, lam = np.empty(n), np.empty(m)
     for b in range(start, stop):
         if not is_valid(widths, target[b], lower[b], upper[b], costs[b]):
