@@ -54,11 +54,12 @@ class Simulator:
         self.cost_values = _checked("costs", costs, constraint, self.runs, self.device)
         layers, states, actions, _ = cmdp.layout.transition_shape
         self._successors = _thresholds(cmdp.transitions).reshape(-1, states)
-        first_row = torch.arange(layers, device=self.device) * states
-        self._first_row = first_row.expand(self.runs, layers)  # row of state 0 of each layer, in units of A
-        if cmdp.batch_shape:
-            self._first_row = first_row + torch.arange(self.runs, device=self.device)[:, None] * (layers * states)
-        self._first_pair = first_row
+        # where each state lies in a flat (L x S) table, and in a flat (runs x L x S) one
+        place = torch.arange(layers * states, device=self.device).view(layers, states)
+        own_place = place + torch.arange(self.runs, device=self.device)[:, None, None] * place.numel()
+        self._first_place = place[:, 0]
+        self._first_own_place = own_place[:, :, 0].unbind(1)
+        self._first_row = (own_place if cmdp.batch_shape else place) * actions  # of `_successors`
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +89,7 @@ class Simulator:
         policy = policy.detach().expand(self.runs, *shape)
         uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
         states, actions, next_states = self._play(policy, uniforms)
-        pairs = (self._first_pair + states) * shape[2] + actions
+        pairs = (self._first_place + states) * shape[2] + actions
         self.reward_values, self.cost_values = self.rewards.values, self.costs.values
         rewards = self.rewards.observe(_at(self.reward_values, pairs), uniforms[..., REWARD])
         costs = self.costs.observe(_costs_at(self.cost_values, pairs), uniforms[..., COST:])
@@ -101,17 +102,17 @@ class Simulator:
         """States, actions and successors, `(runs x L)` each."""
         # the action that would be taken in every state, all layers at once: then each layer only has to look it up
         choices = _draw(_thresholds(policy), uniforms[..., ACTION, None, None])
+        rows = (self._first_row + choices).flatten()
         state = torch.zeros(self.runs, dtype=torch.int64, device=self.device)
-        states, actions = [], []
-        for k in range(self.cmdp.layout.layers):
-            action = choices[:, k].gather(1, state.unsqueeze(1)).squeeze(1)
+        states = [state]
+        for place, uniform in zip(self._first_own_place, uniforms[..., NEXT_STATE, None].unbind(1), strict=True):
+            row = rows.index_select(0, place + state)
+            state = _draw(self._successors.index_select(0, row), uniform)
             states.append(state)
-            actions.append(action)
-            row = (self._first_row[:, k] + state) * self.cmdp.layout.actions + action
-            state = _draw(self._successors.index_select(0, row), uniforms[:, k, NEXT_STATE, None])
-        states.append(state)
         visited = torch.stack(states, dim=1)
-        return visited[:, :-1], torch.stack(actions, dim=1), visited[:, 1:]
+        states_played = visited[:, :-1]
+        actions = choices.gather(2, states_played.unsqueeze(-1)).squeeze(-1)
+        return states_played, actions, visited[:, 1:]
 
     def state_dict(self) -> dict[str, Any]:
         """The number of episodes played and the state of the processes: with the same arguments, all that is needed to continue."""

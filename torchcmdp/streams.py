@@ -37,11 +37,12 @@ def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> 
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x0, x1 = torch.broadcast_tensors(counter[0] + key[0], (counter[1] + key[1]) & _MASK)
     x0, x1 = x0.clone(), x1.clone()
+    high = torch.empty_like(x1)  # in-place work throughout: fresh memory would cost more than the arithmetic
     for i in range(20):
         # x0 is masked only at the end: twenty sums of 32-bit words fit in int64, and only its low word reaches x1
         x0 += x1
         shift = _ROTATIONS[i % 8]
-        high = x1 << shift
+        torch.bitwise_left_shift(x1, shift, out=high)
         x1 >>= 32 - shift
         x1 |= high
         x1 ^= x0
@@ -106,4 +107,5 @@ class RunStreams:
         episode = torch.arange(start, start + episodes, device=device).view(-1, 1, 1, 1)
         slot = torch.arange(layers, device=device).view(-1, 1) + torch.arange(purposes, device=device) * _SLOTS_PER_PURPOSE
         high, low = threefry2x32((seed, run), (episode, slot))
-        return ((high >> 5) * 2**26 + (low >> 6)).to(torch.float64) * 2.0**-53
+        bits = high.bitwise_right_shift_(5).mul_(2**26).add_(low.bitwise_right_shift_(6))
+        return bits.to(torch.float64).mul_(2.0**-53)

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
+from torchcmdp.errors import InvalidInput
+from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
+from torchcmdp.metrics import Tracker, episode_regret, expected_value, mean_and_interval, worst_constraint
+from torchcmdp.occupancy import pair_occupancy_of, policy_of, uniform_policy
+from torchcmdp.planning import safe_optimum
+from torchcmdp.processes import Bernoulli, Fixed, Process
+from torchcmdp.simulator import Simulator
+
+MakePolicy = Callable[..., Tensor]
+
+
+def simulator(cmdp: LayeredCMDP, **arguments: int) -> Simulator:
+    return Simulator(cmdp, Bernoulli(cmdp.rewards), Bernoulli(cmdp.costs, low=-1), **arguments)
+
+
+class Alternating(Process):
+    """Costs that change sign with every episode, so that the signed sum cancels and the positive one does not."""
+
+    def __init__(self, mean: Tensor) -> None:
+        self._values = mean
+
+    @property
+    def values(self) -> Tensor:
+        return self._values
+
+    def advance(self, policy: Tensor) -> None:
+        self._values = -self._values
+
+
+def test_occupancies_sum_to_the_number_of_layers(cmdp: LayeredCMDP, random_policy: MakePolicy) -> None:
+    q = pair_occupancy_of(random_policy(cmdp.layout, 5), cmdp.transitions)
+    torch.testing.assert_close(q.sum(dim=(-1, -2, -3)), torch.full((5,), 4.0, dtype=torch.float64))
+
+
+def test_sums_equal_their_definitions(cmdp: LayeredCMDP, random_policy: MakePolicy) -> None:
+    """R_T = T OPT - sum <r, q_t>; V_T and its positive part from the occupancies themselves; all against an explicit loop."""
+    runs, episodes = 3, 9
+    env = simulator(cmdp, runs=runs)
+    tracker = Tracker(env)
+    reward, seen_reward = torch.zeros(2, runs, dtype=torch.float64)
+    violation, positive, seen_cost = torch.zeros(3, runs, 2, dtype=torch.float64)
+    for t in range(episodes):
+        policy = random_policy(cmdp.layout, runs, seed=t)
+        trajectory = env.rollout(policy)
+        tracker.update(policy, trajectory)
+        for j in range(runs):
+            q = pair_occupancy_of(policy[j], cmdp.transitions)
+            reward[j] += (q * cmdp.rewards).sum()
+            for i in range(2):
+                cost = (q * cmdp.costs[i]).sum()
+                violation[j, i] += cost
+                positive[j, i] += max(cost.item(), 0)
+            seen_reward[j] += trajectory.rewards[j].sum()
+            seen_cost[j] += trajectory.costs[j].sum(0)
+    tracker.record(episodes)
+    optimum = safe_optimum(cmdp).value
+    close = {"rtol": 0.0, "atol": 1e-9}
+    torch.testing.assert_close(tracker.regret[:, 0], episodes * optimum - reward, **close)
+    torch.testing.assert_close(tracker.reward[:, 0], reward, **close)
+    torch.testing.assert_close(tracker.comparator_reward[:, 0], (episodes * optimum).expand(runs), **close)
+    torch.testing.assert_close(tracker.violation_by_constraint[:, 0], violation, **close)
+    torch.testing.assert_close(tracker.positive_violation_by_constraint[:, 0], positive, **close)
+    torch.testing.assert_close(tracker.violation[:, 0], violation.max(1).values, **close)
+    torch.testing.assert_close(tracker.positive_violation[:, 0], positive.max(1).values, **close)
+    torch.testing.assert_close(tracker.realised_reward[:, 0], seen_reward, **close)
+    torch.testing.assert_close(tracker.realised_cost[:, 0], seen_cost, **close)
+
+
+def test_bounds_and_order_hold_at_every_point(random_policy: MakePolicy) -> None:
+    """|V_t| <= L t, V_t <= positive V_t for constant costs, and the positive violation never falls."""
+    cmdp = stack_cmdps([random_cmdp((1, 3, 2, 1), seed=s) for s in range(6)])
+    env = simulator(cmdp, runs=6)
+    tracker = Tracker(env, points=10)
+    for t in range(1, 11):
+        policy = random_policy(cmdp.layout, 6, seed=t)
+        env.rollout(policy)
+        tracker.update(policy)
+        tracker.record()
+    t = torch.arange(1, 11)
+    assert tracker.episodes.tolist() == t.tolist()
+    assert (tracker.violation.abs() <= 3 * t).all()
+    assert (tracker.violation <= tracker.positive_violation).all()
+    assert (tracker.positive_violation.diff(dim=1) >= 0).all()
+
+
+def test_the_safe_optimum_has_no_regret_and_no_violation() -> None:
+    cmdp = two_path_cmdp()
+    env = simulator(cmdp)
+    tracker = Tracker(env)
+    for _ in range(3):
+        policy = policy_of(safe_optimum(cmdp).occupancy, cmdp.layout)
+        env.rollout(policy)
+        tracker.update(policy)
+    tracker.record()
+    assert tracker.regret.item() == pytest.approx(0, abs=1e-12)
+    assert tracker.violation.item() == pytest.approx(0, abs=1e-9)
+    assert tracker.reward.item() == pytest.approx(3 * 0.4)
+
+
+def test_the_positive_violation_does_not_cancel(cmdp: LayeredCMDP) -> None:
+    costs = cmdp.layout.pair_mask().to(cmdp.dtype).expand(2, -1, -1, -1) / 2
+    env = Simulator(cmdp, Fixed(cmdp.rewards), Alternating(costs))
+    tracker = Tracker(env)
+    for _ in range(4):
+        env.rollout(uniform_policy(cmdp.layout))
+        tracker.update(uniform_policy(cmdp.layout))
+    tracker.record()
+    assert tracker.violation.item() == pytest.approx(0, abs=1e-12)
+    assert tracker.positive_violation.item() == pytest.approx(2 * 4 * 0.5)
+
+
+def test_points_are_means_since_the_previous_one(cmdp: LayeredCMDP) -> None:
+    env = simulator(cmdp)
+    tracker = Tracker(env)
+    policies = [uniform_policy(cmdp.layout), policy_of(safe_optimum(cmdp).occupancy, cmdp.layout)]
+    for policy, repeats in zip(policies, (3, 5), strict=True):
+        for _ in range(repeats):
+            env.rollout(policy)
+            tracker.update(policy)
+        tracker.record()
+    q = torch.stack([pair_occupancy_of(policy, cmdp.transitions) for policy in policies])
+    torch.testing.assert_close(tracker.episode_return[0], expected_value(cmdp.rewards, q))
+    torch.testing.assert_close(tracker.episode_cost[0], expected_value(cmdp.costs, q.unsqueeze(1)))
+
+
+def test_an_infeasible_run_has_no_regret_and_leaves_the_others_alone() -> None:
+    bad, good = single_state_cmdp([0.1, 0.9], [[0.5, 0.2]]), single_state_cmdp([0.1, 0.9], [[-0.5, 0.5]])
+    env = simulator(stack_cmdps([bad, good]), runs=2)
+    tracker = Tracker(env)
+    env.rollout(uniform_policy(bad.layout))
+    tracker.update(uniform_policy(bad.layout))
+    tracker.record()
+    assert tracker.feasible.tolist() == [False, True]
+    assert tracker.regret[0].isnan().all() and tracker.regret[1].item() == pytest.approx(0, abs=1e-12)
+    assert tracker.violation.flatten().tolist() == pytest.approx([0.35, 0.0])
+
+
+def test_without_constraints_the_violation_is_zero() -> None:
+    cmdp = random_cmdp(constraints=0)
+    env = Simulator(cmdp, Bernoulli(cmdp.rewards), runs=2)
+    tracker = Tracker(env)
+    trajectory = env.rollout(uniform_policy(cmdp.layout))
+    tracker.update(uniform_policy(cmdp.layout), trajectory)
+    tracker.record()
+    assert torch.equal(tracker.violation, torch.zeros(2, 1, dtype=torch.float64))
+    assert torch.equal(tracker.positive_violation, torch.zeros(2, 1, dtype=torch.float64))
+    assert tracker.episode_cost.shape == (2, 1, 0)
+
+
+@pytest.mark.parametrize("points", [None, 1, 100])
+def test_resuming_is_bit_exact(cmdp: LayeredCMDP, random_policy: MakePolicy, points: int | None) -> None:
+    """Across many points, more than there was room for, and through tensors alone."""
+
+    def step(env: Simulator, tracker: Tracker, t: int) -> None:
+        policy = random_policy(cmdp.layout, 2, seed=t)
+        tracker.update(policy, env.rollout(policy))
+        tracker.record(t)
+
+    env, other_env = simulator(cmdp, runs=2), simulator(cmdp, runs=2)
+    straight, resumed = Tracker(env, points), Tracker(other_env, points)
+    for t in range(1, 21):
+        step(env, straight, t)
+    state = straight.state_dict()
+    assert all(isinstance(value, Tensor) for value in state.values())
+    other_env.load_state_dict(env.state_dict())
+    resumed.load_state_dict(state)
+    for t in range(21, 41):
+        step(env, straight, t)
+        step(other_env, resumed, t)
+    assert straight.regret.shape == (2, 40) and straight.updates == resumed.updates == 40
+    names = (
+        "regret",
+        "violation",
+        "positive_violation",
+        "episode_return",
+        "episode_cost",
+        "realised_reward",
+        "realised_cost",
+        "episodes",
+    )
+    for name in names:
+        assert torch.equal(getattr(straight, name), getattr(resumed, name)), name
+    assert len(state["points"]) == 20
+
+
+def test_float32_sums_are_kept_in_float64(cmdp: LayeredCMDP) -> None:
+    env = simulator(cmdp.to(dtype=torch.float32))
+    tracker = Tracker(env)
+    policy = uniform_policy(cmdp.layout, dtype=torch.float32)
+    tracker.update(policy, env.rollout(policy))
+    tracker.record()
+    assert tracker.regret.dtype == torch.float64
+    double = Tracker(simulator(cmdp))
+    double.update(uniform_policy(cmdp.layout))
+    double.record()
+    torch.testing.assert_close(tracker.regret, double.regret, rtol=0, atol=1e-5)
+
+
+def test_updates_run_on_the_meta_device(cmdp: LayeredCMDP) -> None:
+    env = simulator(cmdp.to("meta"), runs=3)
+    tracker = Tracker(env)
+    policy = torch.zeros(3, *cmdp.layout.pair_shape, dtype=torch.float64, device="meta")
+    tracker.update(policy, env.rollout(policy))
+    tracker.record(1)
+    assert tracker.regret.shape == (3, 1) and tracker.regret.device.type == "meta"
+
+
+def test_refuses_with_a_sentence(cmdp: LayeredCMDP) -> None:
+    tracker = Tracker(simulator(cmdp))
+    tracker.record(5)
+    with pytest.raises(InvalidInput, match="episode 5 cannot follow one at episode 5"):
+        tracker.record(5)
+    with pytest.raises(InvalidInput, match="nothing for comparator"):
+        tracker.load_state_dict({})
+    with pytest.raises(InvalidInput, match=r"for feasible; expected a tensor of shape \(1,\)"):
+        tracker.load_state_dict(Tracker(simulator(cmdp, runs=2)).state_dict())
+    with pytest.raises(InvalidInput, match="level is 1"):
+        mean_and_interval(torch.zeros(3), level=1)
+
+
+def test_formulas_on_numbers() -> None:
+    values, q = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[0.25, 0.75]]])
+    assert expected_value(values, q) == 1.75
+    assert episode_regret(values, torch.tensor([[[0.0, 1.0]]]), q) == 0.25
+    assert worst_constraint(torch.tensor([[-1.0, -3.0], [2.0, 5.0]])).tolist() == [-1.0, 5.0]
+    assert worst_constraint(torch.zeros(3, 4, 0)).tolist() == [[0.0] * 4] * 3
+
+
+def test_interval_is_students_t() -> None:
+    """Ten runs: 2.262 standard errors; two runs: 12.706."""
+    x = torch.randn(10, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean, half = mean_and_interval(x)
+    torch.testing.assert_close(mean, x.sum(0) / 10)
+    error = ((x - mean).square().sum(0) / 9).sqrt() / 10**0.5
+    torch.testing.assert_close(half / error, torch.full((3,), 2.2622, dtype=torch.float64), rtol=1e-4, atol=0)
+    assert mean_and_interval(torch.tensor([0.0, 2.0]))[1].item() == pytest.approx(12.7062, rel=1e-4)
+    mean, half = mean_and_interval(x[:1])
+    assert torch.equal(mean, x[0]) and half.isnan().all()
+
+
+def test_interval_covers_as_often_as_it_says() -> None:
+    x = torch.randn(5, 4000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mean, half = mean_and_interval(x, level=0.8)
+    covered = (mean.abs() <= half).double().mean().item()
+    assert covered == pytest.approx(0.8, abs=5 * (0.16 / 4000) ** 0.5)
