@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,9 +46,14 @@ def empirical_kernel(visits: Tensor, transition_visits: Tensor, layout: Layout) 
         `(... x L x S x A x S)`.
     """
     visits = visits.unsqueeze(-1)
-    mask = layout.transition_mask(visits.device)
-    uniform = mask / layout.next_widths(visits.device).to(visits.dtype).unsqueeze(-1)
-    return torch.where(visits > 0, transition_visits / visits.clamp_min(1), uniform)
+    return torch.where(visits > 0, transition_visits / visits.clamp_min(1), _uniform_kernel(layout, visits.dtype, visits.device))
+
+
+@lru_cache(maxsize=256)
+def _uniform_kernel(layout: Layout, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # cached for good, so never born as an inference tensor, which autograd would refuse later
+    with torch.inference_mode(False):
+        return layout.transition_mask(device) / layout.next_widths(device).to(dtype).unsqueeze(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +69,9 @@ class Intervals:
 
     @cached_property
     def _weights(self) -> Tensor:
-        """What multiplies relu(f_y - f_j), relu(f_j - f_y) and f_j in the row problem's dual: `(... x L x S x A x (2S + 1))`."""
+        """What multiplies relu(f_y - f_j), relu(f_j - f_y) and f_j in the row problem's dual: `(... x L x S A x (2S + 1))`."""
         real = (self.upper.amax(-1, keepdim=True) > 0).to(self.upper.dtype)
-        return torch.cat(torch.broadcast_tensors(self.upper, -self.lower) + (real.expand_as(self.upper)[..., :1],), dim=-1)
+        return torch.cat([self.upper, -self.lower, real], dim=-1).flatten(-3, -2)
 
     def optimistic(self, values: Tensor, *, maximise: bool = True, layer: int | None = None) -> Tensor:
         """The exact max (or min) over the set of sum_y p(y) f(y), for every pair and every column f (ALGORITHMS section b).
@@ -85,10 +90,10 @@ class Intervals:
         """
         if not maximise:
             return -self.optimistic(-values, layer=layer)
-        weights = self._weights if layer is None else self._weights[..., layer, :, :, :]
+        weights = self._weights if layer is None else self._weights[..., layer, :, :]
         rises = torch.relu(values.unsqueeze(-2) - values.unsqueeze(-3))
         terms = torch.cat([rises, rises.transpose(-3, -2), values.unsqueeze(-3)], dim=-3)
-        return _contract(weights, terms).amin(-2)
+        return _contract(weights, terms, self.upper.shape[-2]).amin(-2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +122,8 @@ class L1Ball:
 
     @cached_property
     def _weights(self) -> Tensor:
-        """What multiplies relu(f_j - f_y), f_max - f_j in the dual of the row problem: `(... x L x S x A x (S + 1))`."""
-        return torch.cat([self.center, 0.5 * self.radius.unsqueeze(-1)], dim=-1)
+        """What multiplies relu(f_j - f_y), f_max - f_j in the dual of the row problem: `(... x L x S A x (S + 1))`."""
+        return torch.cat([self.center, 0.5 * self.radius.unsqueeze(-1)], dim=-1).flatten(-3, -2)
 
     def optimistic(self, values: Tensor, *, maximise: bool = True, layer: int | None = None) -> Tensor:
         """The exact max (or min) over the set of sum_y p(y) f(y), for every pair and every column f: shapes as in `Intervals`.
@@ -129,23 +134,24 @@ class L1Ball:
         if not maximise:
             return -self.optimistic(-values, layer=layer)
         support = self.layout.transition_mask(values.device)[:, 0, 0, :]
-        center, weights = self.center, self._weights
+        weights = self._weights
         if layer is not None:
-            support, center, weights = support[layer], center[..., layer, :, :, :], weights[..., layer, :, :, :]
+            support, weights = support[layer], weights[..., layer, :, :]
         best = values.masked_fill(~support.unsqueeze(-1), -math.inf).amax(-2, keepdim=True)
         falls = torch.relu(values.unsqueeze(-3) - values.unsqueeze(-2))
         # padded columns may exceed f_max: without the clamp they would not be dual feasible
         terms = torch.cat([falls, torch.relu(best - values).unsqueeze(-3)], dim=-3)
-        return _contract(weights, terms).amin(-2) + _contract(center, values.unsqueeze(-2)).squeeze(-2)
+        actions = self.center.shape[-2]
+        return _contract(weights, terms, actions).amin(-2) + _contract(weights[..., :-1], values.unsqueeze(-2), actions).squeeze(-2)
 
 
 KernelSet = Intervals | L1Ball
 
 
-def _contract(weights: Tensor, terms: Tensor) -> Tensor:
-    """sum_w weights(x,a,w) terms(w,j,z): `(... x S x A x W)` with `(... x W x J x Z)` gives `(... x S x A x J x Z)`."""
-    product = weights.flatten(-3, -2) @ terms.flatten(-2)
-    return product.view(*product.shape[:-2], *weights.shape[-3:-1], *terms.shape[-2:])
+def _contract(weights: Tensor, terms: Tensor, actions: int) -> Tensor:
+    """sum_w weights(x,a,w) terms(w,j,z): `(... x S A x W)` with `(... x W x J x Z)` gives `(... x S x A x J x Z)`."""
+    product = weights @ terms.flatten(-2)
+    return product.view(*product.shape[:-2], -1, actions, *terms.shape[-2:])
 
 
 def transition_log_term(layout: Layout, horizon: int, delta: float) -> float:
@@ -217,7 +223,7 @@ def _reach(kernels: KernelSet, policy: Tensor, targets: Tensor, maximise: bool) 
     for k in range(layers - 2, -1, -1):
         # only the targets of deeper layers have a column here, so the work shrinks towards the end of the episode
         expected = kernels.optimistic(values, maximise=maximise, layer=k)
-        values = (policy[..., k, :, None, :] @ expected).squeeze(-2)
+        values = (policy[..., k, :, :, None] * expected).sum(-2)
         values = torch.cat([targets[..., k, :, :].expand(*values.shape[:-1], columns), values], dim=-1)
     return values[..., 0, :].unflatten(-1, (layers, columns))
 

@@ -74,8 +74,8 @@ def learning_rate(gamma_excess: Tensor, visits: Tensor) -> Tensor:
         `(... x m x L x S x A)`.
     """
     visits = visits.unsqueeze(-4)
-    rate = ((1 + gamma_excess)[..., None, None, None] / visits.clamp_min(1)).clamp_max(1)
-    return torch.where(visits > 0, rate, 0.0)
+    rate = (1 + gamma_excess)[..., None, None, None] / visits.clamp_min(1)
+    return torch.minimum(rate, visits.clamp_max(1))  # the cap is one where the pair was visited and zero where it was not
 
 
 def update_cost_estimate(estimate: Tensor, rate: Tensor, visited: Tensor, costs: Tensor) -> Tensor:
@@ -121,5 +121,5 @@ def optimistic_cost(estimate: Tensor, cost_bonus: Tensor, visits: Tensor, layout
     Returns:
         `(... x m x L x S x A)`.
     """
-    lowest = -layout.pair_mask(visits.device).to(estimate.dtype)
+    lowest = 0 - layout.pair_mask(visits.device).to(estimate.dtype)
     return torch.where(visits.unsqueeze(-4) > 0, (estimate - cost_bonus.unsqueeze(-4)).clamp_min(-1), lowest)

@@ -1,0 +1,246 @@
+"""WC-OPS, weighted constrained optimistic policy search: OMD over occupancies in an optimistic safe set (Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcmdp.confidence import (
+    CONFIDENCE_KINDS,
+    KernelSet,
+    confidence_set,
+    upper_occupancy_visited,
+    visited_transitions,
+)
+from torchcmdp.estimation import (
+    bonus,
+    excess,
+    learning_rate,
+    loss_estimate,
+    optimistic_cost,
+    update_cost_estimate,
+    violation_threshold,
+)
+from torchcmdp.layout import Layout
+from torchcmdp.learners.base import Learner, choice
+from torchcmdp.occupancy import uniform_occupancy
+from torchcmdp.projection import ELASTIC, LOG_FLOOR, METHODS, ProjectionResult, SafeSet, project
+from torchcmdp.trajectory import Trajectory
+
+# Floor of the stored reference on real transitions, so that a coordinate that one safe set forbids can return in a later one (D9).
+OCCUPANCY_FLOOR = 1e-14
+
+
+def default_step(layout: Layout, horizon: int, delta: float) -> float:
+    """eta = gamma = sqrt(L ln(L |X| |A| / delta) / (T |X| |A|)), the paper's choice."""
+    pairs = layout.total_states * layout.actions
+    return math.sqrt(layout.layers * math.log(layout.layers * pairs / delta) / (horizon * pairs))
+
+
+@dataclass
+class _Derived:
+    """What follows from the buffers, kept until they change, and the last projection with its Gamma and beta."""
+
+    policy: Tensor | None = None
+    kernels: KernelSet | None = None
+    last: tuple[ProjectionResult, Tensor, Tensor] | None = None
+
+
+class WCOPS(Learner):
+    """WC-OPS in every run of a batch; with `constraints=0` it is UOB-REPS with a set update every episode.
+
+    Where the safe set is empty the projection is elastic, which `diagnostics()["Solver/elastic"]` says.
+
+    Args:
+        layout: Layer widths and actions.
+        constraints: m.
+        horizon: T, which the confidence terms and the default step sizes are made for.
+        delta: Failure probability.
+        runs: How many independent learners there are.
+        eta: OMD step, the paper's by default. This and the following: a float, or a tensor with one value a run.
+        gamma: Implicit exploration, the paper's by default.
+        bonus_scale: Multiplies the cost bonus b_t.
+        width_scale: Multiplies the transition widths.
+        threshold_scale: Multiplies C_t where Gamma starts.
+        cap_scale: Multiplies C_t where Gamma ends.
+        confidence: "entrywise" (the paper's), "l1" or "bernstein". Of an L1 ball the projection sees the tightest box around it.
+        projection: "newton" or "cvxpy".
+        projection_options: Further keyword arguments of `project`.
+    """
+
+    name = "WC-OPS"
+    log_occupancy: Tensor
+    visits: Tensor
+    transition_visits: Tensor
+    cost_estimate: Tensor
+    path_violation: Tensor
+    _floor: Tensor
+
+    def __init__(
+        self,
+        layout: Layout,
+        constraints: int,
+        horizon: int,
+        delta: float = 0.01,
+        runs: int = 1,
+        *,
+        eta: Tensor | float | None = None,
+        gamma: Tensor | float | None = None,
+        bonus_scale: Tensor | float = 1.0,
+        width_scale: Tensor | float = 1.0,
+        threshold_scale: Tensor | float = 1.0,
+        cap_scale: Tensor | float = 1.0,
+        confidence: str = "entrywise",
+        projection: str = "newton",
+        projection_options: Mapping[str, Any] | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(layout, constraints, horizon, delta, runs, dtype=dtype, device=device)
+        step = default_step(layout, self.horizon, self.delta)
+        self.add_hyperparameter("eta", step if eta is None else eta)
+        self.add_hyperparameter("gamma", step if gamma is None else gamma)
+        self.add_hyperparameter("bonus_scale", bonus_scale)
+        self.add_hyperparameter("width_scale", width_scale)
+        self.add_hyperparameter("threshold_scale", threshold_scale)
+        self.add_hyperparameter("cap_scale", cap_scale)
+        self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
+        self.projection = choice("projection", projection, METHODS)
+        self.projection_options = dict(projection_options or {})
+        self._register_state()
+        self._forget()
+
+    def _register_state(self) -> None:
+        """The state before the first episode: the uniform occupancy, no visits, no costs seen."""
+        like: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        mask = self.layout.transition_mask(self.device)
+        # finite in the padding too: ln 0 would turn the gradients of log-sum-exp into NaN there
+        padding = torch.full(self.layout.transition_shape, LOG_FLOOR, **like)
+        self.register_buffer("_floor", torch.where(mask, math.log(OCCUPANCY_FLOOR), padding), persistent=False)
+        uniform = torch.where(mask, uniform_occupancy(self.layout, **like).log(), padding)
+        pairs, m = self.layout.pair_shape, self.constraints
+        self.register_buffer("log_occupancy", uniform.expand(self.runs, -1, -1, -1, -1).contiguous())
+        self.register_buffer("visits", torch.zeros(self.runs, *pairs, **like))
+        self.register_buffer("transition_visits", torch.zeros(self.runs, *self.layout.transition_shape, **like))
+        self.register_buffer("cost_estimate", torch.zeros(self.runs, m, *pairs, **like))
+        self.register_buffer("path_violation", torch.zeros(self.runs, m, **like))
+
+    def _forget(self) -> None:
+        """Drop what was computed from the buffers, because they changed."""
+        self._derived = _Derived()
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `nn.Module`; the learner then continues bit for bit where the state was taken."""
+        keys = super().load_state_dict(*args, **kwargs)
+        self._forget()
+        return keys
+
+    def _apply(self, fn: Any, recurse: bool = True) -> WCOPS:
+        super()._apply(fn, recurse)
+        self._forget()
+        return self
+
+    @property
+    def occupancy(self) -> Tensor:
+        """qhat_t, `(runs x L x S x A x S)`."""
+        return self.log_occupancy.exp() * self.layout.transition_mask(self.device)
+
+    @property
+    def policy(self) -> Tensor:
+        """The policy of qhat_t, `(runs x L x S x A)`; uniform where a state has no mass, since the floor is the same everywhere."""
+        if self._derived.policy is None:
+            self._derived.policy = self.log_occupancy.logsumexp(-1).softmax(-1) * self.layout.pair_mask(self.device)
+        return self._derived.policy
+
+    @property
+    def kernels(self) -> KernelSet:
+        """P_{t-1}, the transition kernels that the episodes so far leave plausible."""
+        if self._derived.kernels is None:
+            self._derived.kernels = confidence_set(
+                self.confidence,
+                self.visits,
+                self.transition_visits,
+                self.layout,
+                horizon=self.horizon,
+                delta=self.delta,
+                width_scale=self.hyperparameter("width_scale"),
+            )
+        return self._derived.kernels
+
+    def update(self, trajectory: Trajectory) -> None:
+        """One episode of Algorithm 1 after the roll-out: estimate, count, rebuild the safe set, project."""
+        self.check_trajectory(trajectory)
+        transitions = visited_transitions(trajectory, self.layout, self.dtype)
+        visited = transitions.sum(-1)
+        loss = self._estimate_loss(trajectory, visited)
+        self._count(trajectory, visited, transitions)
+        gamma_excess, rate = self._estimate_costs(trajectory, visited)
+        result = self._project(loss, self.safe_set())
+        self.log_occupancy = torch.maximum(result.log_occupancy, self._floor)
+        self._derived.policy = None
+        self._derived.last = (result, gamma_excess, rate)
+
+    def _estimate_loss(self, trajectory: Trajectory, visited: Tensor) -> Tensor:
+        """Lines 4 and 5, with the upper occupancy over P_{t-1}: it must not know episode t (D5)."""
+        upper = upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
+        return loss_estimate(visited, trajectory.rewards, upper, self.hyperparameter("gamma"))
+
+    def _count(self, trajectory: Trajectory, visited: Tensor, transitions: Tensor) -> None:
+        """N, M, S_i and t with the episode counted; P_t follows from them when it is asked for."""
+        self.episode = self.episode + 1
+        self.visits = self.visits + visited
+        self.transition_visits = self.transition_visits + transitions
+        self.path_violation = self.path_violation + trajectory.costs.sum(-2)
+        self._derived.kernels = None
+
+    def _estimate_costs(self, trajectory: Trajectory, visited: Tensor) -> tuple[Tensor, Tensor]:
+        """Line 6: Gamma_i `(runs x m)`, then beta at the visited pairs `(runs x m x L x S x A)`, then ghat."""
+        threshold = violation_threshold(self.episode, self.layout, self.constraints, horizon=self.horizon, delta=self.delta)
+        scales = self.hyperparameter("threshold_scale"), self.hyperparameter("cap_scale")
+        gamma_excess = excess(self.path_violation, threshold, *scales)
+        rate = learning_rate(gamma_excess, self.visits)
+        self.cost_estimate = update_cost_estimate(self.cost_estimate, rate, visited, trajectory.costs)
+        return gamma_excess, rate * visited.unsqueeze(-4)
+
+    def safe_set(self) -> SafeSet:
+        """Lines 7 and 8: the occupancies of P_t that the optimistic costs call safe."""
+        like: dict[str, Any] = {"horizon": self.horizon, "delta": self.delta}
+        cost_bonus = bonus(self.visits, self.layout, self.constraints, bonus_scale=self.hyperparameter("bonus_scale"), **like)
+        costs = optimistic_cost(self.cost_estimate, cost_bonus, self.visits, self.layout)
+        return SafeSet(self.layout, self.kernels.lower, self.kernels.upper, costs)
+
+    def _project(self, loss: Tensor, safe_set: SafeSet) -> ProjectionResult:
+        """Line 9: argmin eta <loss, q> + KL(q, qhat_t) over the safe set."""
+        return project(
+            loss,
+            None,
+            safe_set,
+            self.hyperparameter("eta"),
+            log_reference=self.log_occupancy,
+            method=self.projection,
+            **self.projection_options,
+        )
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Of the last update: solver iterations, residual and elasticity, constraints with Gamma > 0, and the largest beta."""
+        if self._derived.last is None:
+            return {}
+        result, gamma_excess, rate = self._derived.last
+        dtype = self.dtype
+        return {
+            "Solver/iterations": result.iterations.to(dtype),
+            "Solver/residual": result.residual.detach().to(dtype),
+            "Solver/elastic": (result.status == ELASTIC).to(dtype),
+            "Learner/gamma_active": (gamma_excess.detach() > 0).sum(-1).to(dtype),
+            "Learner/max_beta": rate.detach().flatten(1).amax(-1) if self.constraints else rate.new_zeros(self.runs),
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Everything that the learner was made with, ready for JSON."""
+        kinds = {"confidence": self.confidence, "projection": self.projection, "projection_options": self.projection_options}
+        return {**super().config(), **kinds}
