@@ -144,15 +144,14 @@ def test_float32_in_float32_out(solver: str) -> None:
     assert result.status.tolist() == [SOLVED, SOLVED]
 
 
-def test_a_known_model_in_float32_is_not_infeasible_by_rounding() -> None:
+@pytest.mark.parametrize("factor", [1 + 5e-6, 1 - 5e-6])
+def test_a_known_model_is_not_infeasible_by_rounding(factor: float) -> None:
     _, safe = random_problem(Layout((1, 4, 4, 1), 2), 0, (4,), seed=6)
     model = (safe.lower + safe.upper) / (safe.lower + safe.upper).sum(-1, keepdim=True).clamp_min(1e-300)
     occupancy = occupancy_of(uniform_policy(safe.layout), model)
-    known = SafeSet(safe.layout, model.float(), model.float(), safe.costs.float())
-    assert ((known.lower.double().sum(-1) - 1)[..., safe.layout.pair_mask()] > 0).any(), "rounding is meant to empty an interval"
-    result = solve_cvxpy(occupancy.log().float(), known)
-    assert (result.status == SOLVED).all()
-    assert (result.occupancy.double() - occupancy).abs().max() < 1e-5
+    result = solve_cvxpy(occupancy.log(), SafeSet(safe.layout, factor * model, factor * model, safe.costs))
+    assert (result.status == SOLVED).all() and result.residual.max() < 1e-8
+    assert (result.occupancy - occupancy).abs().max() < 5e-6
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -190,6 +189,11 @@ def test_a_zero_reference_is_read_as_the_floor() -> None:
     floor[~TINY.transition_mask()] = 5.0  # padding is not read
     assert torch.equal(solve_cvxpy(zero, safe).occupancy, solve_cvxpy(floor, safe).occupancy)
     assert solve_cvxpy(zero, safe).occupancy[0, 0, 1].max() < 1e-6
+    # one state and one action: q = 1, so the potential of the start is the log target itself
+    only = Layout((1, 1), 1)
+    ones = torch.ones(only.transition_shape, dtype=torch.float64)
+    result = solve_cvxpy(-math.inf * ones, SafeSet(only, ones, ones, ones[None, ..., 0][:0]))
+    assert abs(result.potentials.item() - LOG_FLOOR) < 1e-6
 
 
 def weighted(tensors: list[Tensor], solver: str, layout: Layout = TINY) -> Tensor:
@@ -290,9 +294,24 @@ def test_a_backend_that_returns_nonsense_is_found_out(monkeypatch: pytest.Monkey
     shared = safe.costs[0].clone().requires_grad_()
     result = solve_cvxpy(target, SafeSet(TINY, safe.lower, safe.upper, shared))
     assert result.status.tolist() == [SOLVED, MAX_ITERATIONS, MAX_ITERATIONS]
+    for certificate in (result.multipliers, result.potentials[:, 0, :1], result.gap):
+        assert certificate[0].isfinite().all() and certificate[1:].isnan().all()
     assert flow_residual(result.occupancy).max() < 1e-8
     result.occupancy[..., 0, 0].sum().backward()
     assert shared.grad is not None and shared.grad.isfinite().all() and shared.grad.abs().max() > 1e-3
+
+
+def test_tiny_negatives_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cvxpylayers.torch import CvxpyLayer
+
+    real = CvxpyLayer.forward
+    monkeypatch.setattr(CvxpyLayer, "forward", lambda *a, **k: (real(*a, **k)[0] - 1e-8, *real(*a, **k)[1:]))
+    target, safe = random_problem(TINY, 0, (), seed=12)
+    target[0, 0, 1] = -math.inf
+    result = solve_cvxpy(target, safe)
+    assert (result.occupancy >= 0).all() and (result.occupancy[0, 0, 1] == 0).all()
+    assert not result.log_occupancy.isnan().any() and (result.log_occupancy[result.occupancy > 0] > -50).all()
+    assert 1e-9 < result.residual < 1e-6
 
 
 def test_a_feasible_but_suboptimal_answer_is_not_called_solved() -> None:

@@ -90,7 +90,7 @@ def solve_cvxpy(
         for tensor in (log_target, safe_set.lower, safe_set.upper, safe_set.costs)
     )
     mask = layout.transition_mask(host)
-    target = target.clamp_min(LOG_FLOOR) * mask
+    target = target.clamp_min(LOG_FLOOR)
     flat = SafeSet(layout, *_mend_intervals(lower, upper), costs)
     # Every layer carries mass one, so a constant per layer changes nothing but the solver's conditioning.
     shift = target.masked_fill(~mask, -math.inf).amax(dim=(-3, -2, -1)).detach()
