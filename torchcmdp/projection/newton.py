@@ -1,0 +1,198 @@
+"""The Newton projection as an autograd function: the compiled kernel for CPU tensors, the torch solver everywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcmdp.errors import InvalidInput
+from torchcmdp.layout import Layout
+from torchcmdp.projection import torch_solver
+from torchcmdp.projection.compiled.derivatives import jvp_range, vjp_range
+from torchcmdp.projection.compiled.pairs import offsets_of
+from torchcmdp.projection.compiled.solve import INVALID, solve_range
+from torchcmdp.projection.compiled.threads import over_batch
+from torchcmdp.projection.problem import ProjectionResult, SafeSet
+
+BACKENDS = ("auto", "compiled", "torch")
+
+
+@dataclass(frozen=True)
+class NewtonOptions:
+    """How the Newton solver runs.
+
+    Attributes:
+        cap: Largest safety multiplier; the exact penalty per unit of violation where the safe set is empty.
+        tolerance: Largest flow and safety residual at which an instance is done.
+        max_iterations: Iterations after which an instance is given up.
+        backend: "compiled" (CPU), "torch" (any device), or "auto".
+        fixed_iterations: Run the torch solver for just this many iterations, with no read of a tensor's value on the host.
+    """
+
+    cap: float
+    tolerance: float
+    max_iterations: int
+    backend: str
+    fixed_iterations: int | None
+
+    def compiled(self, device: torch.device) -> bool:
+        """Whether tensors on `device` go to the compiled kernel."""
+        if self.fixed_iterations is not None or self.backend == "torch":
+            return False
+        if self.backend == "compiled" and device.type != "cpu":
+            raise InvalidInput(f'backend is "compiled", which needs CPU tensors, but the input is on {device}.')
+        return device.type == "cpu"
+
+
+def solve_newton(log_target: Tensor, safe_set: SafeSet, options: NewtonOptions) -> ProjectionResult:
+    """Project exp(log_target) onto the safe set in KL divergence.
+
+    Args:
+        log_target: ln reference - eta * loss, `(... x L x S x A x S)`.
+        safe_set: Its tensors broadcast against log_target.
+    """
+    layout, m = safe_set.layout, safe_set.constraints
+    batch = torch.broadcast_shapes(log_target.shape[:-4], safe_set.batch_shape)
+    dtype = torch.promote_types(log_target.dtype, safe_set.costs.dtype)
+
+    def flat(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        # the duals need float64 whatever the caller works in
+        return tensor.to(torch.float64).expand(*batch, *shape).reshape(batch.numel(), *shape)
+
+    outputs = _Projection.apply(
+        flat(log_target, layout.transition_shape),
+        flat(safe_set.lower, layout.transition_shape),
+        flat(safe_set.upper, layout.transition_shape),
+        flat(safe_set.costs, (m, *layout.pair_shape)),
+        layout,
+        options,
+    )
+    occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations = outputs
+    return ProjectionResult(
+        occupancy=occupancy.reshape(*batch, *layout.transition_shape).to(dtype),
+        log_occupancy=log_occupancy.reshape(*batch, *layout.transition_shape).to(dtype),
+        potentials=potentials.reshape(*batch, layout.layers, layout.states).to(dtype),
+        multipliers=multipliers.reshape(*batch, m).to(dtype),
+        status=status.reshape(batch),
+        residual=residual.reshape(batch),
+        gap=gap.reshape(batch),
+        iterations=iterations.reshape(batch),
+    )
+
+
+class _Projection(torch.autograd.Function):
+    """Occupancy and its logarithm as functions of (target, lower, upper, costs), differentiable once in either direction."""
+
+    @staticmethod
+    def forward(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: NewtonOptions) -> Any:
+        inputs = (target.detach(), lower.detach(), upper.detach(), costs.detach())
+        if options.compiled(target.device):
+            return _solve_compiled(*inputs, layout, options)
+        outputs = torch_solver.solve(*inputs, layout, options.cap, options.tolerance, options.max_iterations, options.fixed_iterations)
+        if options.fixed_iterations is None and (outputs[4] == INVALID).any():
+            raise_invalid(*inputs, layout)
+        return outputs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        target, lower, upper, costs, layout, options = inputs
+        occupancy, _, potentials, multipliers = output[:4]
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)
+        saved = (target, lower, upper, costs, potentials, multipliers, occupancy)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+        ctx.layout, ctx.options = layout, options
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        target, lower, upper, costs, potentials, multipliers, occupancy = (tensor.detach() for tensor in ctx.saved_tensors)
+        if grads[0] is None and grads[1] is None:
+            return None, None, None, None, None, None
+        grad = torch.zeros_like(occupancy) if grads[0] is None else grads[0]
+        if grads[1] is not None:
+            grad = grad + torch.where(occupancy > 0, grads[1] / occupancy, 0.0)
+        pull = _vjp_compiled if ctx.options.compiled(target.device) else torch_solver.vjp
+        pulled = pull(target, lower, upper, costs, potentials, multipliers, grad, ctx.layout, ctx.options.cap)
+        return (*pulled, None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        target, lower, upper, costs, potentials, multipliers, occupancy = (tensor.detach() for tensor in ctx.saved_tensors)
+        moves = [
+            torch.zeros_like(value) if tangent is None else tangent
+            for value, tangent in zip((target, lower, upper, costs), tangents[:4], strict=True)
+        ]
+        push = _jvp_compiled if ctx.options.compiled(target.device) else torch_solver.jvp
+        tangent = push(target, lower, upper, costs, potentials, multipliers, *moves, ctx.layout, ctx.options.cap)
+        log_tangent = torch.where(occupancy > 0, tangent / occupancy, 0.0)
+        return tangent, log_tangent, None, None, None, None, None, None
+
+
+@lru_cache(maxsize=256)
+def _geometry(layout: Layout) -> tuple[np.ndarray, np.ndarray, int]:
+    widths = np.array(layout.widths, dtype=np.int64)
+    return widths, offsets_of(widths), int(layout.transition_mask().sum())
+
+
+def _arrays(*tensors: Tensor) -> list[np.ndarray]:
+    return [np.ascontiguousarray(tensor.numpy()) for tensor in tensors]
+
+
+def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: NewtonOptions) -> Any:
+    batch, m = target.shape[0], costs.shape[1]
+    widths, offsets, size = _geometry(layout)
+    occupancy = np.zeros((batch, *layout.transition_shape))
+    log_occupancy = np.full((batch, *layout.transition_shape), -np.inf)
+    potentials, multipliers = np.zeros((batch, layout.layers, layout.states)), np.zeros((batch, m))
+    status, iterations = np.zeros(batch, np.int8), np.zeros(batch, np.int64)
+    residual, gap = np.zeros(batch), np.zeros(batch)
+    outputs = (occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations)
+    inputs = _arrays(target, lower, upper, costs)
+    over_batch(
+        solve_range, batch, size, widths, offsets, *inputs, options.cap, options.tolerance, options.max_iterations, *outputs
+    )  # fmt: skip
+    if (status == INVALID).any():
+        raise_invalid(target, lower, upper, costs, layout)
+    return tuple(torch.from_numpy(array) for array in outputs)
+
+
+def _vjp_compiled(target, lower, upper, costs, potentials, multipliers, grad, layout, cap):  # type: ignore[no-untyped-def]
+    widths, offsets, size = _geometry(layout)
+    inputs = _arrays(target, lower, upper, costs)
+    outputs = [np.zeros_like(array) for array in inputs]
+    over_batch(
+        vjp_range, target.shape[0], size, widths, offsets, *inputs, cap, *_arrays(potentials, multipliers, grad), *outputs
+    )  # fmt: skip
+    return tuple(torch.from_numpy(array) for array in outputs)
+
+
+def _jvp_compiled(target, lower, upper, costs, potentials, multipliers, d_target, d_lower, d_upper, d_costs, layout, cap):  # type: ignore[no-untyped-def]
+    widths, offsets, size = _geometry(layout)
+    inputs = _arrays(target, lower, upper, costs)
+    duals, moves = _arrays(potentials, multipliers), _arrays(d_target, d_lower, d_upper, d_costs)
+    d_q = np.zeros_like(inputs[0])
+    over_batch(jvp_range, target.shape[0], size, widths, offsets, *inputs, cap, *duals, *moves, d_q)
+    return torch.from_numpy(d_q)
+
+
+def raise_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> None:
+    """Say in one sentence which instance, layer, state and action cannot be solved, and why."""
+    real, pairs = layout.transition_mask(target.device), layout.pair_mask(target.device)
+    low, high = lower.sum(-1), upper.sum(-1)
+    for name, wrong, expected in (
+        ("loss, reference or eta", (~(target < torch.inf) & real).any(-1), "numbers (a zero reference is allowed, NaN and +inf are not)"),
+        ("costs", (~costs.isfinite()).any(1) & pairs, "finite numbers"),
+        ("lower or upper", ((~(lower >= 0) | ~(upper >= lower)) & real).any(-1), "0 <= lower <= upper"),
+        ("lower", (low > 1 + 1e-9) & pairs, "lower ends that sum to at most one"),
+        ("upper", (high < 1 - 1e-9) & pairs, "upper ends that sum to at least one"),
+    ):
+        if wrong.any():
+            b, k, x, a = wrong.nonzero()[0].tolist()
+            raise InvalidInput(f"{name} cannot be used at instance {b}, layer {k}, state {x}, action {a}; expected {expected}.")
+    raise InvalidInput("an instance cannot be solved: its intervals or costs are not valid numbers.")

@@ -1,0 +1,226 @@
+"""The dual of the projection in batched torch: the pairs' responses, its gradient, its Hessian, and steps along it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcmdp.layout import Layout
+
+# Stands for ln 0 where arithmetic with -inf would make NaN.
+NEVER = -1e30
+
+
+class Problem(NamedTuple):
+    """A batch of instances with harmless padding: padded pairs have free intervals, padded successors no interval at all."""
+
+    layout: Layout
+    target: Tensor  # (B x L x S x A x S)
+    lower: Tensor  # (B x L x S x A x S)
+    upper: Tensor  # (B x L x S x A x S)
+    costs: Tensor  # (B x m x L x S x A)
+    cap: Tensor  # (B x 1)
+
+    def take(self, index: Tensor) -> Problem:
+        """Some of the instances."""
+        return Problem(self.layout, *(tensor[index] for tensor in self[1:]))
+
+    def scaled(self, temperature: Tensor) -> Problem:
+        """The problem with target and cap divided by a temperature `(B)`."""
+        return self._replace(target=self.target / temperature[:, None, None, None, None], cap=self.cap / temperature[:, None])
+
+
+class Response(NamedTuple):
+    """Every pair's answer to potentials and multipliers, with every layer's mass shifted to one."""
+
+    v: Tensor  # (B x L x S), shifted
+    value: Tensor  # (B), the dual value v(x_0)
+    p: Tensor  # (B x L x S x A x S)
+    at_lower: Tensor  # (B x L x S x A x S), bool
+    at_upper: Tensor
+    t: Tensor  # (B x L x S x A), with p = exp(t + z) on the free entries
+    s: Tensor  # (B x L x S x A)
+
+    def take(self, index: Tensor) -> Response:
+        """Some of the instances."""
+        return Response(*(tensor[index] for tensor in self))
+
+    def where(self, choose: Tensor, other: Response) -> Response:
+        """This response where `choose` `(B)`, the other elsewhere."""
+        return Response(*(torch.where(choose.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(self, other, strict=True)))
+
+
+def make_problem(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, cap: float) -> Problem:
+    """Put harmless values in the padding."""
+    real, pairs = layout.transition_mask(target.device), layout.pair_mask(target.device).unsqueeze(-1)
+    return Problem(
+        layout,
+        torch.where(real, target, torch.where(pairs, NEVER, 0.0).to(target.dtype)),
+        torch.where(real, lower, 0.0),
+        torch.where(real, upper, torch.where(pairs, 0.0, 1.0).to(target.dtype)),
+        torch.where(layout.pair_mask(target.device), costs, 0.0),
+        torch.full((target.shape[0], 1), cap, dtype=target.dtype, device=target.device),
+    )
+
+
+def next_potentials(v: Tensor) -> Tensor:
+    """v(y) of each layer's successors, zero at the terminal layer: `(B x L x 1 x 1 x S)`."""
+    return torch.cat([v[:, 1:], torch.zeros_like(v[:, :1])], 1)[:, :, None, None, :]
+
+
+def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """p, at_lower, at_upper, psi and t of every pair, by variable fixing (see `compiled.pairs.respond_clipped`)."""
+    lower, upper = problem.lower, problem.upper
+    at_lower = at_upper = torch.zeros_like(z, dtype=torch.bool)
+    mass = torch.ones_like(z[..., :1])
+    p, t = torch.zeros_like(z), torch.zeros_like(mass)
+    for _ in range(z.shape[-1] + 1):
+        free = ~(at_lower | at_upper)
+        masked = torch.where(free, z, NEVER)
+        log_total = masked.logsumexp(-1, keepdim=True)
+        open_pair = (mass > 0) & free.any(-1, keepdim=True)
+        t = torch.where(open_pair, mass.clamp_min(1e-300).log() - log_total, t)
+        p = torch.where(free, torch.where(open_pair, (t + masked).exp(), lower), p)
+        short = torch.where(free, lower - p, 0.0).clamp_min(0)
+        over = torch.where(free, p - upper, 0.0).clamp_min(0)
+        balance = (short - over).sum(-1, keepdim=True)
+        to_lower, to_upper = (short > 0) & (balance >= 0), (over > 0) & (balance <= 0)
+        if not fixed and not bool((to_lower | to_upper).any()):
+            break
+        at_lower, at_upper = at_lower | to_lower, at_upper | to_upper
+        p = torch.where(to_lower, lower, torch.where(to_upper, upper, p))
+        mass = 1 - torch.where(at_lower | at_upper, p, 0.0).sum(-1, keepdim=True)
+    clipped = at_lower | at_upper
+    own = torch.where(clipped & (p > 0), torch.where(p > 0, p, 1.0).log() - z, t)
+    psi = (p * torch.where(p > 0, own, 0.0)).sum(-1)
+    t = torch.where((clipped | (p <= 0)).all(-1), psi, t.squeeze(-1))
+    return p, at_lower, at_upper, psi, t
+
+
+def evaluate(problem: Problem, v: Tensor, lam: Tensor, fixed: bool) -> Response:
+    """The pairs' responses at (v, lam), with the potentials shifted so that every layer has mass one."""
+    p, at_lower, at_upper, psi, t = respond(problem, problem.target + next_potentials(v), fixed)
+    penalty = (lam[:, :, None, None, None] * problem.costs).sum(1)
+    pairs = problem.layout.pair_mask(v.device)
+    log_s = torch.where(pairs, -psi - v.unsqueeze(-1) - penalty, NEVER)
+    log_mass = log_s.flatten(2).logsumexp(-1)
+    shift = log_mass.flip(-1).cumsum(-1).flip(-1)
+    states = problem.layout.state_mask(v.device)
+    shifted = torch.where(states, v + shift.unsqueeze(-1), 0.0)
+    t = t - torch.cat([shift[:, 1:], torch.zeros_like(shift[:, :1])], 1)[:, :, None, None]
+    s = torch.where(pairs, (log_s - log_mass[:, :, None, None]).exp(), 0.0)
+    return Response(shifted, shifted[:, 0, 0], p, at_lower, at_upper, t, s)
+
+
+def flows(response: Response) -> tuple[Tensor, Tensor]:
+    """Inflow and outflow of every state, `(B x L x S)` each."""
+    outflow = response.s.sum(-1)
+    arrivals = (response.s.unsqueeze(-1) * response.p).sum(dim=(2, 3))
+    start = torch.zeros_like(outflow[:, :1])
+    start[..., 0] = 1
+    return torch.cat([start, arrivals[:, :-1]], 1), outflow
+
+
+def curvature(response: Response, vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """D vector for every pair, with p . vector and the mean of vector over the free part of p (see `compiled.derivatives`)."""
+    p, s = response.p, response.s.unsqueeze(-1)
+    free = torch.where(response.at_lower | response.at_upper, 0.0, p)
+    free_mass = free.sum(-1, keepdim=True)
+    along = (p * vector).sum(-1, keepdim=True)
+    mean = torch.where(free_mass > 0, (free * vector).sum(-1, keepdim=True) / torch.where(free_mass > 0, free_mass, 1.0), along)
+    return s * (p * along + free * (vector - mean)), along, mean
+
+
+def hessian(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tensor]:
+    """The dual's Hessian: potentials `(B x LS x LS)`, border `(B x LS x m)`, multipliers `(B x m x m)`."""
+    batch, layers, states, actions = response.s.shape
+    size, m = layers * states, problem.costs.shape[1]
+    p, s = response.p.flatten(2, 3), response.s.flatten(2).unsqueeze(-1)
+    free = torch.where((response.at_lower | response.at_upper).flatten(2, 3), 0.0, p)
+    free_mass = free.sum(-1, keepdim=True)
+    normal = free / torch.where(free_mass > 0, free_mass, 1.0)
+    arrivals = (s * p).mT @ p - (s * free).mT @ normal + torch.diag_embed((s * free).sum(2))
+    full = torch.zeros(batch, layers, states, layers, states, dtype=p.dtype, device=p.device)
+    blocks = torch.diagonal(full, dim1=1, dim2=3)  # (B x S x S x L)
+    blocks.copy_(torch.diag_embed(response.s.sum(-1)).permute(0, 2, 3, 1))
+    if layers > 1:
+        blocks[..., 1:] += arrivals[:, :-1].permute(0, 2, 3, 1)
+        moves = -(response.s.unsqueeze(-1) * response.p).sum(3)[:, :-1].permute(0, 2, 3, 1)  # (B x x x y x L-1)
+        torch.diagonal(full, offset=1, dim1=1, dim2=3).copy_(moves)
+        torch.diagonal(full, offset=-1, dim1=1, dim2=3).copy_(moves.transpose(1, 2))
+    weighted = response.s.unsqueeze(1) * problem.costs
+    leaving = weighted.sum(-1).flatten(2)
+    entering = torch.zeros_like(leaving).unflatten(2, (layers, states))
+    if layers > 1:
+        entering[:, :, 1:] = (weighted.unsqueeze(-1) * response.p.unsqueeze(1)).sum(dim=(3, 4))[:, :, :-1]
+    border = (leaving - entering.flatten(2)).mT
+    corner = weighted.flatten(2) @ problem.costs.flatten(2).mT
+    return full.reshape(batch, size, size), border, corner.reshape(batch, m, m)
+
+
+def factor(matrix: Tensor, border: Tensor, corner: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scale by the diagonal, factor, and eliminate the potentials: (Cholesky, scale, reduced border, Schur complement)."""
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    negligible = diagonal < 1e-280
+    scale = torch.where(negligible, 0.0, diagonal.clamp_min(1e-280).rsqrt())
+    scaled = matrix * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    scaled = scaled + torch.diag_embed(torch.where(negligible, 1.0, 1e-15).to(matrix.dtype))
+    cholesky, failed = torch.linalg.cholesky_ex(scaled)
+    # a failed factorisation (rounding) is replaced by the scaled identity: a plain scaled gradient step
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    cholesky = torch.where((failed > 0)[:, None, None], identity, cholesky)
+    reduced = torch.linalg.solve_triangular(cholesky, scale.unsqueeze(-1) * border, upper=False)
+    schur = corner - reduced.mT @ reduced
+    own = corner.diagonal(dim1=-2, dim2=-1)
+    ridge = 1e-13 * own + 1e-250 - schur.diagonal(dim1=-2, dim2=-1).clamp_max(0)
+    return cholesky, scale, reduced, schur + torch.diag_embed(ridge)
+
+
+def masked_solve(matrix: Tensor, free: Tensor, rhs: Tensor) -> Tensor:
+    """matrix[free, free]^-1 rhs on the free entries and zero on the others, for `(B x m x m)`, `(B x m)`."""
+    if rhs.shape[-1] == 0:
+        return rhs
+    root = torch.where(free, matrix.diagonal(dim1=-2, dim2=-1).rsqrt(), 0.0)
+    scaled = matrix * root.unsqueeze(-1) * root.unsqueeze(-2)
+    scaled = scaled + torch.diag_embed(torch.where(free, 1e-14, 1.0).to(matrix.dtype))
+    cholesky, failed = torch.linalg.cholesky_ex(scaled)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    cholesky = torch.where((failed > 0)[:, None, None], identity, cholesky)
+    return root * torch.cholesky_solve((root * rhs).unsqueeze(-1), cholesky).squeeze(-1)
+
+
+def box_quadratic(matrix: Tensor, linear: Tensor, low: Tensor, high: Tensor, fixed: bool) -> Tensor:
+    """argmin 1/2 d'Md + linear'd over low <= d <= high, by the active-set method of `compiled.linalg.box_quadratic`: `(B x m)`."""
+    m = linear.shape[-1]
+    d = torch.zeros_like(linear)
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    for _ in range(1 if m == 1 else 2):
+        for i in range(m):
+            slope = (matrix[:, i] * d).sum(-1) + linear[:, i]
+            moved = torch.minimum(torch.maximum(d[:, i] - slope / diagonal[:, i], low[:, i]), high[:, i])
+            d = torch.where(torch.arange(m, device=d.device) == i, moved.unsqueeze(-1), d)
+    if m < 2:
+        return d
+    free = (d > low) & (d < high)
+    index = torch.arange(m, device=d.device)
+    for _ in range(8 * m if fixed else 50 + 10 * m):
+        slope = (matrix @ d.unsqueeze(-1)).squeeze(-1) + linear
+        step = masked_solve(matrix, free, -slope)
+        room = torch.where(step > 0, high - d, low - d) / torch.where(step == 0, 1.0, step)
+        room = torch.where(free & (step != 0), room, torch.inf)
+        scale, blocking = room.min(-1, keepdim=True)
+        blocked = scale < 1
+        d = torch.clamp(d + scale.clamp_max(1) * step, low, high)
+        hit = blocked & (index == blocking)
+        d = torch.where(hit, torch.where(step > 0, high, low), d)
+        free = free & ~hit
+        slope = (matrix @ d.unsqueeze(-1)).squeeze(-1) + linear
+        wrong = torch.where(d <= low, -slope, slope)
+        wrong = torch.where(~free & (high > low) & (wrong > 1e-13 * linear.abs()), wrong, 0.0)
+        worst, release = wrong.max(-1, keepdim=True)
+        free = free | (~blocked & (worst > 0) & (index == release))
+        if not fixed and not bool((blocked | (worst > 0)).any()):
+            break
+    return d
