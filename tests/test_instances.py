@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -42,10 +44,10 @@ def test_transition_rows_are_dirichlet_one() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_feasibility_is_as_asked(seed: int) -> None:
-    size = {"widths": (1, 3, 1), "actions": 2, "constraints": 3, "seed": seed}
-    assert slater_gap(random_cmdp(**size)) >= 0
-    assert slater_gap(random_cmdp(**size, feasibility="strict", margin=0.4)) >= 0.4
-    tight = random_cmdp(**size, feasibility="tight")
+    make = partial(random_cmdp, (1, 3, 1), 2, 3, seed)
+    assert slater_gap(make()) >= 0
+    assert slater_gap(make(feasibility="strict", margin=0.4)) >= 0.4
+    tight = make(feasibility="tight")
     assert -1e-12 <= slater_gap(tight) <= 1e-9
     assert safe_optimum(tight).feasible
     assert tight.costs.abs().max() <= 1

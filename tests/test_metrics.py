@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -63,16 +64,16 @@ def test_sums_equal_their_definitions(cmdp: LayeredCMDP, random_policy: MakePoli
             seen_cost[j] += trajectory.costs[j].sum(0)
     tracker.record(episodes)
     optimum = safe_optimum(cmdp).value
-    close = {"rtol": 0.0, "atol": 1e-9}
-    torch.testing.assert_close(tracker.regret[:, 0], episodes * optimum - reward, **close)
-    torch.testing.assert_close(tracker.reward[:, 0], reward, **close)
-    torch.testing.assert_close(tracker.comparator_reward[:, 0], (episodes * optimum).expand(runs), **close)
-    torch.testing.assert_close(tracker.violation_by_constraint[:, 0], violation, **close)
-    torch.testing.assert_close(tracker.positive_violation_by_constraint[:, 0], positive, **close)
-    torch.testing.assert_close(tracker.violation[:, 0], violation.max(1).values, **close)
-    torch.testing.assert_close(tracker.positive_violation[:, 0], positive.max(1).values, **close)
-    torch.testing.assert_close(tracker.realised_reward[:, 0], seen_reward, **close)
-    torch.testing.assert_close(tracker.realised_cost[:, 0], seen_cost, **close)
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-9)
+    close(tracker.regret[:, 0], episodes * optimum - reward)
+    close(tracker.reward[:, 0], reward)
+    close(tracker.comparator_reward[:, 0], (episodes * optimum).expand(runs))
+    close(tracker.violation_by_constraint[:, 0], violation)
+    close(tracker.positive_violation_by_constraint[:, 0], positive)
+    close(tracker.violation[:, 0], violation.max(1).values)
+    close(tracker.positive_violation[:, 0], positive.max(1).values)
+    close(tracker.realised_reward[:, 0], seen_reward)
+    close(tracker.realised_cost[:, 0], seen_cost)
 
 
 def test_bounds_and_order_hold_at_every_point(random_policy: MakePolicy) -> None:
@@ -85,9 +86,8 @@ def test_bounds_and_order_hold_at_every_point(random_policy: MakePolicy) -> None
         env.rollout(policy)
         tracker.update(policy)
         tracker.record()
-    t = torch.arange(1, 11)
-    assert tracker.episodes.tolist() == t.tolist()
-    assert (tracker.violation.abs() <= 3 * t).all()
+    assert tracker.episodes.tolist() == list(range(1, 11))
+    assert (tracker.violation.abs() <= 3 * tracker.episodes).all()
     assert (tracker.violation <= tracker.positive_violation).all()
     assert (tracker.positive_violation.diff(dim=1) >= 0).all()
 

@@ -31,7 +31,7 @@ def test_numbers_are_the_generator_at_their_own_key_and_counter() -> None:
     for j, k, purpose in ((0, 0, 0), (2, 3, 1), (1, 2, 2), (2, 1, 4)):
         key = torch.tensor(11), torch.tensor(5 + j)
         high, low = threefry2x32(key, (torch.tensor(700), torch.tensor(purpose * 2**16 + k)))
-        assert u[j, k, purpose].item() == ((high.item() >> 5) * 2**26 + (low.item() >> 6)) / 2**53
+        assert u[j, k, purpose].item() == ((int(high) >> 5) * 2**26 + (int(low) >> 6)) / 2**53
 
 
 def test_numbers_do_not_depend_on_the_batch_the_constraints_or_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +45,21 @@ def test_numbers_do_not_depend_on_the_batch_the_constraints_or_the_block(monkeyp
         assert torch.equal(together.uniform(t, 3, 2), u[:, :2])
     monkeypatch.setattr(streams, "_BLOCK_BYTES", 1)
     assert torch.equal(RunStreams(7, runs=16).uniform(513, 3, 4), whole[4])
+
+
+def test_a_block_of_episodes_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    make = RunStreams._make
+
+    def counting(self: RunStreams, start: int, *sizes: int) -> torch.Tensor:
+        made.append(start)
+        return make(self, start, *sizes)
+
+    monkeypatch.setattr(RunStreams, "_make", counting)
+    stream = RunStreams(0, runs=1)
+    for t in range(600):
+        stream.uniform(t, 2, 4)
+    assert made == [0, 512]
 
 
 def test_streams_are_uniform_and_independent() -> None:
@@ -86,7 +101,7 @@ def test_runs_on_the_meta_device() -> None:
 def test_refuses_with_a_sentence(arguments: dict[str, int], message: str) -> None:
     RunStreams(seed=2**32 - 1, runs=1, first_run=2**32 - 1)
     with pytest.raises(InvalidInput, match=message):
-        RunStreams(**{"seed": 0, "runs": 1, **arguments})
+        RunStreams(arguments.get("seed", 0), arguments.get("runs", 1), arguments.get("first_run", 0))
 
 
 def test_refuses_impossible_episodes_and_sizes() -> None:

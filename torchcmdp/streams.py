@@ -48,7 +48,6 @@ def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> 
         x1 ^= x0
         if i % 4 == 3:
             injection = i // 4 + 1
-            x1 &= _MASK
             x0 += schedule[injection % 3]
             x1 += schedule[(injection + 1) % 3] + injection
         x1 &= _MASK
@@ -92,7 +91,7 @@ class RunStreams:
         length = max(1, min(_BLOCK_EPISODES, _BLOCK_BYTES // size))
         start = episode - episode % length
         if self._block is None or self._block_key != (start, constraints, layers):
-            self._block = self._make(start, min(length, _WORD - start), constraints, layers)
+            self._block = self._make(start, length, constraints, layers)
             self._block_key = (start, constraints, layers)
         return self._block[episode - start]
 
