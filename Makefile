@@ -1,0 +1,49 @@
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+
+.PHONY: help run test lint tensorboard clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make run          the main job: WC-OPS on a small CMDP, curves and TensorBoard files in runs/ (ARGS='--episodes 1000' to change it)"
+	@echo "make test         all tests"
+	@echo "make lint         formatting, lint and types"
+	@echo "make tensorboard  look at runs/ in a browser"
+	@echo "make clean        remove the virtual environment and caches; runs/ stays"
+	@echo
+	@echo "The first of these creates $(VENV) and installs into it; PYTHON=python3.12 chooses the interpreter."
+
+run: $(VENV)/.installed
+	$(BIN)/python -m train $(ARGS)
+
+# One thread by default: the tests' tensors are small, and more threads only contend for the cores.
+test: export OMP_NUM_THREADS ?= 1
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/.installed-lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy torchcmdp
+
+tensorboard: $(VENV)/.installed
+	$(BIN)/tensorboard --logdir runs
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find torchcmdp train tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "torchcmdp needs Python 3.11 or newer, and $(PYTHON) is older or missing: try make PYTHON=python3.12." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[moreau,test]' || \
+		{ echo "Installing without Moreau, which has no build for this platform; projection=\"cvxpy\" uses DIFFCP instead." >&2; \
+		  $(BIN)/python -m pip install -q -c constraints.txt -e '.[test]'; }
+	@touch $@
+
+$(VENV)/.installed-lint: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@

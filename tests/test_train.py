@@ -1,0 +1,167 @@
+"""The command line: what it writes and prints, one sentence for every mistake, and Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.__main__ import COMMANDS, main
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--episodes", "30", "--runs", "2", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    """The main job sets the number of threads for its process; here the process is the test run's."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def small(logdir, *more: str) -> list[str]:
+    return [*SMALL, "--logdir", str(logdir), *more]
+
+
+def test_the_main_job_writes_its_files_and_prints_its_table(tmp_path, capsys):
+    assert main(small(tmp_path, "--name", "first")) == 0
+    folder = tmp_path / "first"
+    assert {file.name for file in folder.iterdir()} == {"regret.png", "violation.png", "summary.txt", "wc-ops"}
+    assert {"config.json", "metrics.csv", "checkpoint.pt"} < {file.name for file in (folder / "wc-ops").iterdir()}
+    out = capsys.readouterr().out
+    for words in ("regret", "violation", "positive violation", "+-", "safe optimum", "elastic", "tensorboard --logdir"):
+        assert words in out
+    assert (folder / "summary.txt").read_text().strip() in out
+
+
+def test_a_second_call_repeats_the_summary_without_playing(tmp_path, capsys):
+    main(small(tmp_path))
+    first = capsys.readouterr().out
+    checkpoint = tmp_path / "main" / "wc-ops" / "checkpoint.pt"
+    stamp = checkpoint.stat().st_mtime_ns
+    assert main(small(tmp_path)) == 0
+    assert capsys.readouterr().out == first and checkpoint.stat().st_mtime_ns == stamp
+
+
+def test_other_settings_need_fresh_or_another_name(tmp_path, capsys):
+    main(small(tmp_path))
+    capsys.readouterr()
+    assert main(small(tmp_path, "--eta", "0.5")) == 2
+    assert "learner.eta" in one_sentence(capsys)
+    assert main(small(tmp_path, "--eta", "0.5", "--name", "other")) == 0
+    assert main(small(tmp_path, "--eta", "0.5", "--fresh")) == 0
+
+
+def test_resume_needs_something_to_resume(tmp_path, capsys):
+    assert main(small(tmp_path, "--resume")) == 2
+    assert "no checkpoint" in one_sentence(capsys)
+    main(small(tmp_path))
+    assert main(small(tmp_path, "--resume")) == 0
+
+
+def test_options_reach_the_learner(tmp_path):
+    import json
+
+    options = ["--eta", "0.3", "--gamma", "0.2", "--bonus-scale", "0.5", "--width-scale", "0.4", "--threshold-scale", "0.1"]
+    options += [
+        "--cap-scale",
+        "2",
+        "--confidence",
+        "bernstein",
+        "--delta",
+        "0.05",
+        "--seed",
+        "3",
+        "--dtype",
+        "float32",
+        "--log-every",
+        "7",
+    ]
+    assert main(small(tmp_path, *options)) == 0
+    config = json.loads((tmp_path / "main" / "wc-ops" / "config.json").read_text())
+    learner = config["learner"]
+    found = [learner[name] for name in ("eta", "gamma", "bonus_scale", "width_scale", "threshold_scale", "cap_scale", "delta")]
+    assert found == pytest.approx([0.3, 0.2, 0.5, 0.4, 0.1, 2, 0.05])
+    assert (learner["confidence"], learner["dtype"], learner["runs"], learner["horizon"]) == ("bernstein", "float32", 2, 30)
+    assert (config["env"]["seed"], config["env"]["widths"], config["log_every"]) == (3, [1, 2, 1], 7)
+
+
+def one_sentence(capsys) -> str:
+    """What was written to stderr, which must be one line and no traceback, and nothing on stdout."""
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if not line.startswith("WC-OPS, ")]
+    assert captured.out == "" and len(lines) == 1 and lines[0][-1] in ".?"
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--episodez", "3"], "--episodez is not an option of python -m train; did you mean --episodes?"),
+        (["--bogus"], "--bogus is not an option of python -m train; see python -m train --help."),
+        (["--episodes", "abc"], "--episodes got 'abc'; expected a whole number."),
+        (["--episodes"], "--episodes got no value; expected a whole number."),
+        (["--eta", "x"], "--eta got 'x'; expected a number."),
+        (["--widths", "1", "a", "1"], "--widths got '1 a 1'; expected whole numbers separated by spaces."),
+        (["--episodes", "-5"], "--episodes is -5; it must be greater than zero."),
+        (["--runs", "0"], "--runs is 0; it must be greater than zero."),
+        (["--eta", "nan"], "--eta is nan; it must be greater than zero."),
+        (["--projection", "foo"], "--projection got 'foo'; expected one of newton, cvxpy."),
+        (["--device", "cdua"], "--device cdua cannot be used here"),
+        (["--device", "meta"], "--device meta holds no numbers"),
+        (["--name", "../x"], "--name '../x' must be one plain folder name"),
+        (["--name", ".."], "--name '..' must be one plain folder name"),
+        (["--name", ""], "--name '' must be one plain folder name"),
+        (["--widths", "2", "3", "1"], "must start and end with 1"),
+        (["--delta", "2"], "delta is 2.0"),
+        (["--resume", "--fresh"], "contradict"),
+        (["--fresh", "yes"], "'yes' is not an option"),
+        (["rnu"], "'rnu' is not a command of python -m train; did you mean run?"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_code_2(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert words in one_sentence(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_missing_gpu_gets_one_sentence(capsys):
+    assert main(["--device", "cuda"]) == 2
+    assert "--device cuda cannot be used here" in one_sentence(capsys)
+
+
+def test_help_teaches_with_examples(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    for words in ("python -m train --episodes 2000", "--bonus-scale", "--fresh", "--projection"):
+        assert words in out
+
+
+def test_every_command_is_a_module_with_a_main():
+    for module in COMMANDS.values():
+        assert callable(importlib.import_module(module).main)
+
+
+def test_ctrl_c_exits_with_130_and_the_same_command_continues(tmp_path):
+    command = [sys.executable, "-m", "train", *small(tmp_path), "--episodes", "100000", "--log-every", "1"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    table = tmp_path / "main" / "wc-ops" / "metrics.csv"
+    while process.poll() is None and not table.exists():  # the first point: the loop is running
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert "Interrupted after" in err and "the same command continues" in err and "Traceback" not in err
+    assert torch.load(table.with_name("checkpoint.pt"), weights_only=True)["played"] >= 1

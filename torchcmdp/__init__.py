@@ -1,0 +1,75 @@
+"""torchcmdp: online learning in constrained Markov decision processes, batched and differentiable, in PyTorch."""
+
+from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
+from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
+from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
+from torchcmdp.layout import Layout
+from torchcmdp.learners import WCOPS, Learner
+from torchcmdp.metrics import Tracker, mean_and_interval
+from torchcmdp.occupancy import (
+    flow_residual,
+    interval_residual,
+    occupancy_of,
+    pair_occupancy_of,
+    policy_of,
+    transitions_of,
+    uniform_occupancy,
+    uniform_policy,
+)
+from torchcmdp.planning import safe_optimum, slater_gap, unconstrained_optimum
+from torchcmdp.plotting import plot_curves
+from torchcmdp.processes import Bernoulli, Fixed, Process
+from torchcmdp.projection import ProjectionResult, SafeSet, project
+from torchcmdp.run import RunResult, run
+from torchcmdp.simulator import Simulator
+from torchcmdp.trajectory import Trajectory
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # The problem
+    "Layout",
+    "LayeredCMDP",
+    "random_cmdp",
+    "single_state_cmdp",
+    "stack_cmdps",
+    "two_path_cmdp",
+    "unroll",
+    # Occupancies
+    "flow_residual",
+    "interval_residual",
+    "occupancy_of",
+    "pair_occupancy_of",
+    "policy_of",
+    "transitions_of",
+    "uniform_occupancy",
+    "uniform_policy",
+    # The projection
+    "ProjectionResult",
+    "SafeSet",
+    "project",
+    # Exact optima
+    "safe_optimum",
+    "slater_gap",
+    "unconstrained_optimum",
+    # Learners
+    "Learner",
+    "WCOPS",
+    # Episodes
+    "Bernoulli",
+    "Fixed",
+    "Process",
+    "Simulator",
+    "Trajectory",
+    # Measuring and running
+    "RunResult",
+    "Tracker",
+    "mean_and_interval",
+    "plot_curves",
+    "run",
+    # Errors
+    "InvalidInput",
+    "RunFolderError",
+    "TorchCMDPError",
+    "__version__",
+]
