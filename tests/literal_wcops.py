@@ -184,8 +184,8 @@ class LiteralWCOPS:
 def polish(log_q: np.ndarray, A: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Newton's method for A exp(log_q - A^T y) = b: the optimality conditions once the active rows are known.
 
-    Clarabel finds the active rows but stops anywhere between 1e-12 and 1e-5 of the solution, and its accuracy is absolute, while the
-    next episode multiplies: an entry of 1e-9 must be right relative to itself.
+    Clarabel finds the active rows but stops anywhere between 1e-12 and 1e-5 of the solution, and its accuracy is absolute, while
+    the next episode multiplies: an entry of 1e-9 must be right relative to itself.
     """
     log_q = np.clip(log_q, -600, 1)
     for _ in range(50):

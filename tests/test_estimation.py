@@ -71,15 +71,17 @@ def test_capped_rates_give_a_convex_combination_and_uncapped_ones_do_not() -> No
     assert math.isclose(product_weights([3.5 / n for n in (1, 2, 3)]).sum(), 1.3125, abs_tol=1e-12)
 
 
-def test_unvisited_pairs_keep_their_estimate_and_rates_are_zero_there() -> None:
+def test_pairs_not_visited_keep_their_estimate_and_unseen_ones_have_no_rate() -> None:
     generator = torch.Generator().manual_seed(0)
     mask = LAYOUT.pair_mask().to(torch.float64)
     estimate = torch.rand(4, 3, *LAYOUT.pair_shape, generator=generator, dtype=torch.float64) * mask
     visited = torch.zeros(4, *LAYOUT.pair_shape, dtype=torch.float64)
     visited[:, :, 0, 1] = 1
-    rate = learning_rate(torch.tensor([[0.0, 1.0, 7.0]] * 4, dtype=torch.float64), 4 * visited)
+    visits = 4 * visited
+    visits[:, 1, 1] = 9  # visited in earlier episodes, but not in this one
+    rate = learning_rate(torch.tensor([[0.0, 1.0, 7.0]] * 4, dtype=torch.float64), visits)
     assert torch.equal(rate[:, :, 0, 0, 1], torch.tensor([[0.25, 0.5, 1.0]] * 4, dtype=torch.float64))
-    assert (rate.movedim(1, 0)[:, visited == 0] == 0).all()
+    assert (rate.movedim(1, 0)[:, visits == 0] == 0).all()
     costs = torch.rand(4, LAYOUT.layers, 3, generator=generator, dtype=torch.float64)
     updated = update_cost_estimate(estimate, rate, visited, costs)
     assert torch.equal(updated.movedim(1, 0)[:, visited == 0], estimate.movedim(1, 0)[:, visited == 0])

@@ -272,8 +272,7 @@ def test_update_reads_nothing_back_from_the_device() -> None:
 def test_float32_follows_float64() -> None:
     exact, single = (WCOPS(LAYOUT, 2, 100, runs=2, dtype=dtype, **SMALL) for dtype in (torch.float64, torch.float32))
     for trajectory in play(exact, World(LAYOUT, 2, 0, [0, 1]), 8):
-        feedback = trajectory.rewards.float(), trajectory.costs.float()
-        single.update(Trajectory(trajectory.states, trajectory.actions, trajectory.next_states, *feedback))
+        single.update(trajectory)  # feedback in the other type is converted
     assert all(
         value.dtype == torch.float32 for value in (single.policy, single.occupancy, single.log_occupancy, single.cost_estimate)
     )
@@ -357,6 +356,7 @@ def test_diagnostics_have_one_number_a_run() -> None:
         ({"delta": 1.0}, "delta is 1.0; it must lie strictly between 0 and 1"),
         ({"confidence": "bernstien"}, "did you mean 'bernstein'"),
         ({"projection": "newtn"}, "did you mean 'newton'"),
+        ({"projection_options": {"tolerence": 1e-9}}, "'tolerence'; did you mean 'tolerance'"),
         ({"dtype": torch.int64}, "dtype is torch.int64"),
         ({"layout": (1, 2, 1)}, "layout is a tuple"),
         ({"runs": 2, "eta": torch.ones(3)}, r"eta has shape \(3,\); .* each of 2 runs"),

@@ -99,6 +99,11 @@ class Learner(nn.Module, ABC):
             **{name: _plain(getattr(self, name)) for name in self._hyperparameters},
         }
 
+    def extra_repr(self) -> str:
+        """What `print(learner)` shows between the brackets."""
+        shape = f"widths={self.layout.widths}, actions={self.layout.actions}, constraints={self.constraints}"
+        return f"{shape}, horizon={self.horizon}, delta={self.delta:g}, runs={self.runs}"
+
     def add_hyperparameter(self, name: str, value: Tensor | float) -> None:
         """Register a non-negative hyperparameter: a float, or a tensor with one value a run.
 
@@ -161,16 +166,10 @@ def per_run(name: str, value: Tensor | float, runs: int, *, dtype: torch.dtype, 
         raise InvalidInput(f"{name} contains {worst}; it must be a finite number that is not negative.")
     if isinstance(value, nn.Parameter):
         return value
-    connected = (
-        value.requires_grad or forward_ad.unpack_dual(value).tangent is not None if _in_forward_ad() else value.requires_grad
-    )
+    connected = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
     value = value.to(device=device, dtype=dtype).expand(runs)
     # a copy, since load_state_dict writes into buffers and the caller's tensor is not ours to write to
     return value if connected else value.detach().clone()
-
-
-def _in_forward_ad() -> bool:
-    return forward_ad._current_level >= 0
 
 
 def _plain(value: Tensor) -> float | list[float]:

@@ -32,6 +32,8 @@ from torchcmdp.occupancy import uniform_occupancy
 from torchcmdp.projection import ELASTIC, LOG_FLOOR, METHODS, ProjectionResult, SafeSet, project
 from torchcmdp.trajectory import Trajectory
 
+PROJECTION_OPTIONS = tuple(name for name in (project.__kwdefaults__ or {}) if name not in ("log_reference", "method"))
+
 # Floor of the stored reference on real transitions, so that a coordinate that one safe set forbids can return in a later one (D9).
 OCCUPANCY_FLOOR = 1e-14
 
@@ -112,6 +114,8 @@ class WCOPS(Learner):
         self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
         self.projection = choice("projection", projection, METHODS)
         self.projection_options = dict(projection_options or {})
+        for option in self.projection_options:
+            choice("an entry of projection_options", option, PROJECTION_OPTIONS)
         self._register_state()
         self._forget()
 
@@ -188,14 +192,14 @@ class WCOPS(Learner):
     def _estimate_loss(self, trajectory: Trajectory, visited: Tensor) -> Tensor:
         """Lines 4 and 5, with the upper occupancy over P_{t-1}: it must not know episode t (D5)."""
         upper = upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
-        return loss_estimate(visited, trajectory.rewards, upper, self.hyperparameter("gamma"))
+        return loss_estimate(visited, trajectory.rewards.to(self.dtype), upper, self.hyperparameter("gamma"))
 
     def _count(self, trajectory: Trajectory, visited: Tensor, transitions: Tensor) -> None:
         """N, M, S_i and t with the episode counted; P_t follows from them when it is asked for."""
         self.episode = self.episode + 1
         self.visits = self.visits + visited
         self.transition_visits = self.transition_visits + transitions
-        self.path_violation = self.path_violation + trajectory.costs.sum(-2)
+        self.path_violation = self.path_violation + trajectory.costs.sum(-2, dtype=self.dtype)
         self._derived.kernels = None
 
     def _estimate_costs(self, trajectory: Trajectory, visited: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,7 +208,7 @@ class WCOPS(Learner):
         scales = self.hyperparameter("threshold_scale"), self.hyperparameter("cap_scale")
         gamma_excess = excess(self.path_violation, threshold, *scales)
         rate = learning_rate(gamma_excess, self.visits)
-        self.cost_estimate = update_cost_estimate(self.cost_estimate, rate, visited, trajectory.costs)
+        self.cost_estimate = update_cost_estimate(self.cost_estimate, rate, visited, trajectory.costs.to(self.dtype))
         return gamma_excess, rate * visited.unsqueeze(-4)
 
     def safe_set(self) -> SafeSet:
