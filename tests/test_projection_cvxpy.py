@@ -128,8 +128,7 @@ def test_an_instance_does_not_depend_on_its_batch() -> None:
 
 def test_batch_shapes_broadcast() -> None:
     target, safe = random_problem(TINY, 1, (3,), seed=4)
-    shared = one(safe, 0)
-    result = solve_cvxpy(target, shared)
+    result = solve_cvxpy(target, shared := one(safe, 0))
     for j in range(3):
         assert (result.occupancy[j] - solve_cvxpy(target[j], shared).occupancy).abs().max() < 1e-7
 
@@ -198,7 +197,7 @@ def test_a_zero_reference_is_read_as_the_floor() -> None:
 
 def weighted(tensors: list[Tensor], solver: str, layout: Layout = TINY) -> Tensor:
     result = solve_cvxpy(tensors[0], SafeSet(layout, *tensors[1:]), solver=solver)
-    weights = torch.linspace(-1, 2, math.prod(layout.transition_shape), dtype=torch.float64).cos().view(layout.transition_shape)
+    weights = torch.randn(layout.transition_shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return (result.occupancy * weights).flatten(-4).sum(-1)
 
 
@@ -227,13 +226,12 @@ def test_gradients_match_central_differences(solver: str) -> None:
 
 @pytest.mark.skipif(not cvxpy_layer._installed("moreau"), reason="no moreau")
 def test_the_backends_agree_on_the_gradients() -> None:
-    # DIFFCP's own default derivative is off by 3e-2 on this instance
-    layout = Layout((1, 3, 3, 1), 2)
+    layout = Layout((1, 3, 3, 1), 2)  # DIFFCP's own default derivative is off by 3e-2 on this instance
     target, safe = random_problem(layout, 2, (), seed=5)
     leaves = [tensor.clone().requires_grad_() for tensor in (target, safe.lower, safe.upper, safe.costs)]
     gradients = [torch.autograd.grad(weighted(leaves, solver, layout), leaves) for solver in ("MOREAU", "DIFFCP")]
     for first, second in zip(*gradients, strict=True):
-        assert first.abs().max() > 0.02 and (first - second).abs().max() < 2e-3
+        assert first.abs().max() > 0.1 and (first - second).abs().max() < 2e-3
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
