@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cvxpy as cp
 import pytest
 import torch
+from cvxpylayers.torch import CvxpyLayer
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput
@@ -251,11 +253,9 @@ def test_backward_after_another_solve_is_the_same(solver: str) -> None:
 
 def refuse_marked(monkeypatch: pytest.MonkeyPatch, mark: float) -> list[int]:
     """Make the backend raise for every batch whose first parameter holds `mark`; returns the sizes of the calls."""
-    from cvxpylayers.torch import CvxpyLayer
-
     real, sizes = CvxpyLayer.forward, []
 
-    def forward(self: CvxpyLayer, *parameters: Tensor, **options: object) -> tuple[Tensor, ...]:
+    def forward(self: CvxpyLayer, *parameters: Tensor, **options: Any) -> tuple[Tensor, ...]:
         sizes.append(len(parameters[0]))
         if (parameters[0] == mark).any():
             raise RuntimeError("no solution")
@@ -289,12 +289,10 @@ def test_one_failing_instance_does_not_disturb_the_others(monkeypatch: pytest.Mo
 
 
 def test_a_backend_that_returns_nonsense_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cvxpylayers.torch import CvxpyLayer
-
     target, safe = random_problem(TINY, 1, (3,), seed=12)
     real = CvxpyLayer.forward
 
-    def forward(self: CvxpyLayer, *parameters: Tensor, **options: object) -> tuple[Tensor, ...]:
+    def forward(self: CvxpyLayer, *parameters: Tensor, **options: Any) -> tuple[Tensor, ...]:
         q, *duals = real(self, *parameters, **options)
         factor = torch.tensor([[1.0], [3.0], [math.nan]], dtype=torch.float64)
         return (q * factor, *duals)
@@ -311,8 +309,6 @@ def test_a_backend_that_returns_nonsense_is_found_out(monkeypatch: pytest.Monkey
 
 
 def test_tiny_negatives_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cvxpylayers.torch import CvxpyLayer
-
     real = CvxpyLayer.forward
     monkeypatch.setattr(CvxpyLayer, "forward", lambda *a, **k: (real(*a, **k)[0] - 1e-8, *real(*a, **k)[1:]))
     target, safe = random_problem(TINY, 0, (), seed=12)
@@ -388,7 +384,12 @@ def test_moreau_options_are_merged_and_unknown_ones_refused() -> None:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_one_layer_is_compiled_for_one_problem(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     built, real = [], cvxpy_layer._build
-    monkeypatch.setattr(cvxpy_layer, "_build", lambda *key: built.append(key) or real(*key))
+
+    def build(*key: Any) -> Any:
+        built.append(key)
+        return real(*key)
+
+    monkeypatch.setattr(cvxpy_layer, "_build", build)
     monkeypatch.setattr(cvxpy_layer, "_layers", {})
     for seed in (0, 1):
         for batch in ((), (2,)):
