@@ -38,9 +38,10 @@ clean:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "torchcmdp needs Python 3.11 or newer, and $(PYTHON) is older or missing: try make PYTHON=python3.12." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[moreau,test]' || \
-		{ echo "Installing without Moreau, which has no build for this platform; projection=\"cvxpy\" uses DIFFCP instead." >&2; \
+	@echo "Installing into $(VENV); this happens once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[moreau,test]' || \
+		{ echo "That failed; installing without Moreau, which some platforms lack: projection=\"cvxpy\" uses DIFFCP instead." >&2; \
 		  $(BIN)/python -m pip install -q -c constraints.txt -e '.[test]'; }
 	@touch $@
 
