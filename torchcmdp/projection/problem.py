@@ -14,7 +14,7 @@ SOLVED, ELASTIC, MAX_ITERATIONS = 0, 1, 2
 STATUS_NAMES = ("solved", "elastic", "max_iterations")
 
 # The multipliers of the safety constraints never exceed this. Where the safe set is empty it is the exact penalty per unit of violation.
-DEFAULT_CAP = 50.0
+DEFAULT_CAP = 200.0
 
 # ln of the smallest reference entry that a solver is shown; a zero reference is read as this.
 LOG_FLOOR = -700.0

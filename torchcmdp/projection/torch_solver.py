@@ -173,7 +173,7 @@ def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Ten
     usable = problem.upper > 0
     top = torch.where(usable, problem.target, -torch.inf).flatten(1).amax(1)
     bottom = torch.where(usable & (problem.target > -1e20), problem.target, torch.inf).flatten(1).amin(1)
-    temperature = ((top - bottom) / 8).clamp_min(1)
+    temperature = ((top - bottom + problem.cap.squeeze(-1)) / 8).clamp_min(1)
     v = torch.zeros(problem.target.shape[:3], dtype=top.dtype, device=top.device)
     lam = torch.zeros(problem.costs.shape[:2], dtype=top.dtype, device=top.device)
     used = torch.zeros(len(top), dtype=torch.int64, device=top.device)
@@ -212,8 +212,9 @@ def certify(problem: Problem, response: Response, lam: Tensor, iterations: Tenso
     zero = torch.zeros_like(gap).unsqueeze(-1)
     violation = torch.cat([used, zero], 1).amax(1)
     unpriced = torch.cat([torch.where(lam < problem.cap, used, 0.0), zero], 1).amax(1)
-    failed = ~((unpriced <= ACCEPTABLE_RESIDUAL) & (gap <= ACCEPTABLE_GAP * (1 + response.value.abs())))
-    status = torch.where(failed, 2, torch.where(violation > ACCEPTABLE_RESIDUAL, 1, 0)).to(torch.int8)
+    elastic = violation > ACCEPTABLE_RESIDUAL
+    failed = ~((unpriced <= ACCEPTABLE_RESIDUAL) & (gap <= ACCEPTABLE_GAP * (1 + torch.where(elastic, response.value.abs(), 0.0))))
+    status = torch.where(failed, 2, torch.where(elastic, 1, 0)).to(torch.int8)
     status = torch.where(invalid, torch.full_like(status, INVALID), status)
     return occupancy, log_occupancy, response.v, lam, status, unpriced, gap, iterations
 

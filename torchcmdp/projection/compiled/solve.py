@@ -221,7 +221,7 @@ def cooled_newton(widths, offsets, target, lower, upper, costs, cap, tolerance, 
 
     Potentials and multipliers scale with the temperature up to a bounded remainder, so each stage starts near its solution.
     """
-    temperature = max(1.0, spread(widths, target, upper) / 8.0)
+    temperature = max(1.0, (spread(widths, target, upper) + cap) / 8.0)
     v[:] = 0.0
     lam[:] = 0.0
     used = 0
@@ -285,9 +285,10 @@ def solve_range(
         gap[b] = certificate
         residual[b] = unpriced
         iterations[b] = used
-        if not (unpriced <= ACCEPTABLE_RESIDUAL and certificate <= ACCEPTABLE_GAP * (1.0 + abs(v[0]))):
-            status[b] = 2
-        elif violation > ACCEPTABLE_RESIDUAL:
-            status[b] = 1
+        elastic = violation > ACCEPTABLE_RESIDUAL
+        # at the cap the gap is a difference of numbers as large as the dual value
+        allowed = ACCEPTABLE_GAP * (1.0 + abs(v[0])) if elastic else ACCEPTABLE_GAP
+        if unpriced <= ACCEPTABLE_RESIDUAL and certificate <= allowed:
+            status[b] = 1 if elastic else 0
         else:
-            status[b] = 0
+            status[b] = 2
