@@ -50,7 +50,7 @@ def test_feasibility_is_as_asked(seed: int) -> None:
     tight = make(feasibility="tight")
     assert -1e-12 <= slater_gap(tight) <= 1e-9
     assert safe_optimum(tight).feasible
-    assert tight.costs.abs().max() <= 1
+    assert 0.5 < tight.costs.abs().max() <= 1  # scaled down no further than needed
 
 
 def test_any_does_not_ask() -> None:
@@ -102,4 +102,4 @@ def test_single_state() -> None:
 
 def test_two_paths_needs_a_mixture() -> None:
     q = safe_optimum(two_path_cmdp()).occupancy.sum(-1)
-    assert (q[0, 0] > 0.3).all()
+    assert q[0, 0].tolist() == pytest.approx([0.3125, 0.6875], abs=1e-12)

@@ -13,7 +13,7 @@ from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
 from torchcmdp.metrics import Tracker, episode_regret, expected_value, mean_and_interval, worst_constraint
 from torchcmdp.occupancy import pair_occupancy_of, policy_of, uniform_policy
 from torchcmdp.planning import safe_optimum
-from torchcmdp.processes import Bernoulli, Fixed, Process
+from torchcmdp.processes import Bernoulli, Process
 from torchcmdp.simulator import Simulator
 
 MakePolicy = Callable[..., Tensor]
@@ -23,18 +23,18 @@ def simulator(cmdp: LayeredCMDP, **arguments: int) -> Simulator:
     return Simulator(cmdp, Bernoulli(cmdp.rewards), Bernoulli(cmdp.costs, low=-1), **arguments)
 
 
-class Alternating(Process):
-    """Costs that change sign with every episode, so that the signed sum cancels and the positive one does not."""
+class Scripted(Process):
+    """The given values, one after the other."""
 
-    def __init__(self, mean: Tensor) -> None:
-        self._values = mean
+    def __init__(self, *script: Tensor) -> None:
+        self._script = list(script)
 
     @property
     def values(self) -> Tensor:
-        return self._values
+        return self._script[0]
 
     def advance(self, policy: Tensor) -> None:
-        self._values = -self._values
+        self._script.append(self._script.pop(0))
 
 
 def test_occupancies_sum_to_the_number_of_layers(cmdp: LayeredCMDP, random_policy: MakePolicy) -> None:
@@ -106,16 +106,19 @@ def test_the_safe_optimum_has_no_regret_and_no_violation() -> None:
     assert tracker.reward.item() == pytest.approx(3 * 0.4)
 
 
-def test_the_positive_violation_does_not_cancel(cmdp: LayeredCMDP) -> None:
-    costs = cmdp.layout.pair_mask().to(cmdp.dtype).expand(2, -1, -1, -1) / 2
-    env = Simulator(cmdp, Fixed(cmdp.rewards), Alternating(costs))
+def test_changing_values_count_in_their_own_episode_and_positive_parts_do_not_cancel(cmdp: LayeredCMDP) -> None:
+    ones = cmdp.layout.pair_mask().to(cmdp.dtype)
+    costs = ones.expand(2, -1, -1, -1) / 2
+    env = Simulator(cmdp, Scripted(ones, 0 * ones, ones / 2), Scripted(costs, -costs, -costs / 2))
     tracker = Tracker(env)
-    for _ in range(4):
+    for _ in range(3):
         env.rollout(uniform_policy(cmdp.layout))
         tracker.update(uniform_policy(cmdp.layout))
-    tracker.record()
-    assert tracker.violation.item() == pytest.approx(0, abs=1e-12)
-    assert tracker.positive_violation.item() == pytest.approx(2 * 4 * 0.5)
+        tracker.record()
+    assert tracker.reward[0].tolist() == pytest.approx([4, 4, 6])
+    assert tracker.violation[0].tolist() == pytest.approx([2, 0, -1])
+    assert tracker.positive_violation[0].tolist() == pytest.approx([2, 2, 2])
+    assert tracker.regret[0].tolist() == pytest.approx([0, 0, 0], abs=1e-12)  # every policy earns the same
 
 
 def test_points_are_means_since_the_previous_one(cmdp: LayeredCMDP) -> None:
@@ -235,6 +238,7 @@ def test_formulas_on_numbers() -> None:
     assert worst_constraint(torch.zeros(3, 4, 0)).tolist() == [[0.0] * 4] * 3
 
 
+@pytest.mark.filterwarnings("error")
 def test_interval_is_students_t() -> None:
     """Ten runs: 2.262 standard errors; two runs: 12.706."""
     x = torch.randn(10, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -100,6 +100,7 @@ def test_flow_residual_is_the_size_of_the_leak(layout: Layout) -> None:
         leaky = q.clone()
         leaky[k, 0, 0, 1] += 0.25
         torch.testing.assert_close(occ.flow_residual(leaky), torch.tensor(0.25, dtype=torch.float64), rtol=0, atol=tolerance)
+    assert abs(occ.flow_residual(0.75 * q) - 0.25) < 1e-12  # conserved, but too little of it
     assert occ.flow_residual(torch.full((1, 1, 2, 1), 0.25)) == 0.5
 
 
@@ -114,7 +115,7 @@ def test_interval_residual(cmdp: LayeredCMDP, random_policy: MakePolicy) -> None
     torch.testing.assert_close(occ.interval_residual(q, low, P), 0.1 * mass)
     torch.testing.assert_close(occ.interval_residual(q, P, high), 0.2 * mass)
     negative = torch.zeros_like(q)
-    negative[1, 0, 0, :2] = torch.tensor([-0.3, 0.3])
+    negative[1, 0, 0, :2] = torch.tensor([-0.3, 0.5])
     torch.testing.assert_close(
         occ.interval_residual(negative, torch.full_like(q, -9), torch.full_like(q, 9)), torch.tensor(0.3, dtype=q.dtype)
     )

@@ -15,6 +15,7 @@ from torchcmdp.instances import random_cmdp
 from torchcmdp.occupancy import occupancy_of, uniform_policy
 from torchcmdp.processes import Bernoulli, Fixed, Process
 from torchcmdp.simulator import Simulator, _draw, _thresholds
+from torchcmdp.streams import RunStreams
 from torchcmdp.trajectory import Trajectory
 
 MakePolicy = Callable[..., Tensor]
@@ -38,7 +39,7 @@ def runs_of(trajectory: Trajectory, runs: slice) -> Trajectory:
 
 
 class Drifting(Process):
-    """Rewards that fall where the last policy played: an adaptive adversary in small."""
+    """Values that fall where the last policy played: an adaptive adversary in small."""
 
     def __init__(self, mean: Tensor, runs: int) -> None:
         self._values = mean.expand(runs, *mean.shape)
@@ -48,6 +49,7 @@ class Drifting(Process):
         return self._values
 
     def advance(self, policy: Tensor) -> None:
+        policy = policy.reshape(-1, *(1,) * (self._values.dim() - 4), *policy.shape[1:])  # costs have an axis of constraints
         self._values = self._values * (1 - 0.1 * policy)
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,6 +120,17 @@ def test_bernoulli_feedback_has_the_mean_of_the_visited_pair(cmdp: LayeredCMDP) 
     assert set(t.costs.unique().tolist()) == {-1.0, 1.0}
 
 
+def test_every_draw_has_a_number_of_its_own(cmdp: LayeredCMDP) -> None:
+    """Feedback uses the columns of its purpose, so it is independent of the path and of the other feedback."""
+    env = simulator(cmdp, runs=50, seed=6)
+    t = env.rollout(uniform_policy(cmdp.layout))
+    u = RunStreams(6, 50).uniform(0, constraints=2, layers=4)
+    layers = torch.arange(4)
+    assert torch.equal(t.rewards, (u[..., 2] < cmdp.rewards[layers, t.states, t.actions]).double())
+    for i in range(2):
+        assert torch.equal(t.costs[..., i], 2 * (u[..., 3 + i] < (1 + cmdp.costs[i, layers, t.states, t.actions]) / 2).double() - 1)
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_run_does_not_depend_on_its_batch(cmdp: LayeredCMDP, random_policy: MakePolicy, batched: bool) -> None:
     cmdps = [random_cmdp(cmdp.layout.widths, seed=j) if batched else cmdp for j in range(16)]
@@ -169,12 +182,13 @@ def test_resuming_gives_the_same_episodes_and_values(cmdp: LayeredCMDP, random_p
 def test_values_are_those_of_the_episode_just_played(cmdp: LayeredCMDP) -> None:
     """An adaptive process has moved on by the time `rollout` returns; the metrics still need what was played against."""
     policy = uniform_policy(cmdp.layout)
-    env = Simulator(cmdp, Drifting(cmdp.rewards, 2), Fixed(cmdp.costs), runs=2)
+    env = Simulator(cmdp, Drifting(cmdp.rewards, 2), Drifting(cmdp.costs, 2), runs=2)
     assert torch.equal(env.reward_values, cmdp.rewards.expand(2, -1, -1, -1))
     for t in range(3):
         env.rollout(policy)
-        torch.testing.assert_close(env.reward_values, (cmdp.rewards * (1 - 0.1 * policy) ** t).expand(2, -1, -1, -1))
-        assert torch.equal(env.cost_values, cmdp.costs)
+        shrunk = (1 - 0.1 * policy) ** t
+        torch.testing.assert_close(env.reward_values, (cmdp.rewards * shrunk).expand(2, -1, -1, -1))
+        torch.testing.assert_close(env.cost_values, (cmdp.costs * shrunk).expand(2, -1, -1, -1, -1))
         assert not torch.equal(env.rewards.values, env.reward_values)
 
 
@@ -219,6 +233,22 @@ def test_drawing_at_the_edges_of_the_unit_interval() -> None:
     steps = _thresholds(p).diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
     assert (steps[p == 0] == 0).all() and (_thresholds(p)[:, -1] == 1).all()
     assert (_draw(_thresholds(torch.zeros(1, 7)), edges[1]) == 0).all()
+
+
+def test_a_cumulated_sum_that_rounds_up_and_down_still_draws_possible_entries_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a parallel scan may: each partial sum with a rounding error of its own."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(500, 9, generator=generator, dtype=torch.float64) * (torch.rand(500, 9, generator=generator) < 0.5)
+    p = p[p.sum(-1) > 0]
+    exact = torch.Tensor.cumsum
+
+    def rounded(self: Tensor, dim: int) -> Tensor:
+        return exact(self, dim) * (1 + 1e-15 * torch.randn(self.shape, generator=generator, dtype=torch.float64))
+
+    monkeypatch.setattr(torch.Tensor, "cumsum", rounded)
+    thresholds = _thresholds(p)
+    steps = thresholds.diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
+    assert (steps >= 0).all() and (steps[p == 0] == 0).all() and (thresholds[:, -1] == 1).all()
 
 
 def test_gradients_do_not_leak_into_the_trajectory(cmdp: LayeredCMDP) -> None:
