@@ -219,12 +219,13 @@ def _reach(kernels: KernelSet, policy: Tensor, targets: Tensor, maximise: bool) 
         `(... x L x C)`.
     """
     layers, columns = policy.shape[-3], targets.shape[-1]
-    values = targets[..., layers - 1, :, :]
+    policies, indicators = policy.unsqueeze(-1).unbind(-4), targets.unbind(-3)
+    values = indicators[-1]
     for k in range(layers - 2, -1, -1):
         # only the targets of deeper layers have a column here, so the work shrinks towards the end of the episode
         expected = kernels.optimistic(values, maximise=maximise, layer=k)
-        values = (policy[..., k, :, :, None] * expected).sum(-2)
-        values = torch.cat([targets[..., k, :, :].expand(*values.shape[:-1], columns), values], dim=-1)
+        values = (policies[k] * expected).sum(-2)
+        values = torch.cat([indicators[k].expand(*values.shape[:-1], columns), values], dim=-1)
     return values[..., 0, :].unflatten(-1, (layers, columns))
 
 

@@ -158,7 +158,8 @@ class WCOPS(Learner):
     def policy(self) -> Tensor:
         """The policy of qhat_t, `(runs x L x S x A)`; uniform where a state has no mass, since the floor is the same everywhere."""
         if self._derived.policy is None:
-            self._derived.policy = self.log_occupancy.logsumexp(-1).softmax(-1) * self.layout.pair_mask(self.device)
+            joint = self.log_occupancy.flatten(-2).softmax(-1)  # over actions and successors, in the state's own scale
+            self._derived.policy = joint.view_as(self.log_occupancy).sum(-1) * self.layout.pair_mask(self.device)
         return self._derived.policy
 
     @property
