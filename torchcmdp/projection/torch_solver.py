@@ -13,6 +13,7 @@ from torchcmdp.projection.compiled.solve import (
     LONGEST_MOVE,
     PLAIN_ITERATIONS,
     RELATIVE_TOLERANCE,
+    SETTLED_RELATIVE,
 )
 from torchcmdp.projection.torch_pairs import (
     Problem,
@@ -90,7 +91,7 @@ def newton(
     best = torch.full_like(tolerance, torch.inf)
     stalled = torch.zeros_like(iterations)
     for iteration in range(max_iterations + 1):
-        worst, converged = judge(problem, response, lam, tolerance)
+        worst, relative, converged = judge(problem, response, lam, tolerance)
         if fixed:
             iterations = torch.where(converged & ~done, iteration, iterations)
             done = done | converged
@@ -99,7 +100,7 @@ def newton(
         else:
             stalled = torch.where(worst < 0.5 * best, 0, stalled + 1)
             best = torch.minimum(best, worst)
-            converged = converged | ((stalled >= 4) & (best <= ACCEPTABLE_RESIDUAL))
+            converged = converged | ((stalled >= 4) & (best <= ACCEPTABLE_RESIDUAL) & (relative <= SETTLED_RELATIVE))
             if iteration == max_iterations or bool(converged.any()):
                 final_v[active], final_lam[active] = response.v, lam
                 iterations[active], done[active] = iteration, converged
@@ -113,8 +114,8 @@ def newton(
     return final_v, final_lam, iterations, done
 
 
-def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest KKT residual, and whether it and the relative flow residual are small enough: `(B)` each."""
+def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest KKT residual, the largest flow residual relative to a state's throughput, and whether both will do: `(B)` each."""
     inflow, outflow = flows(response)
     gap = (inflow - outflow).abs()
     through = inflow + outflow
@@ -123,8 +124,10 @@ def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) 
     if lam.shape[1]:
         used = (problem.costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4))
         residual = torch.where(lam <= 0, used.clamp_min(0), torch.where(lam >= problem.cap, (-used).clamp_min(0), used.abs()))
-        worst = torch.maximum(worst, residual.amax(1))
-    return worst, (worst <= tolerance) & (relative <= tolerance.clamp_min(RELATIVE_TOLERANCE))
+        # every violated constraint costs `cap` in the duality gap
+        price = (problem.cap.squeeze(-1) * lam.shape[1] / 500).clamp_min(1)
+        worst = torch.maximum(worst, price * residual.amax(1))
+    return worst, relative, (worst <= tolerance) & (relative <= tolerance.clamp_min(RELATIVE_TOLERANCE))
 
 
 def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> Response:
