@@ -129,6 +129,7 @@ def one_sentence(capsys) -> str:
 )
 def test_a_mistake_gets_one_sentence_and_code_2(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("train.main_job.tc.run", lambda *_, **__: pytest.fail("the job was started"))
     assert main(arguments) == 2
     assert words in one_sentence(capsys)
     assert list(tmp_path.iterdir()) == []
