@@ -150,10 +150,16 @@ class LiteralWCOPS:
         e[0] = 1
         return np.array(E), e, np.array(G).reshape(-1, starts[-1]), C
 
+    def objective(self, q: Layers) -> float:
+        """What the last projection minimised, KL(q, target) + penalty * violation up to a constant, at any q."""
+        flat = np.concatenate([layer.ravel() for layer in q])
+        divergence = float(flat @ (np.log(flat) - self.log_target - 1))
+        return divergence + self.penalty * float(np.maximum(self.constraint_rows()[3] @ flat, 0).sum())
+
     def project(self, target: Layers) -> None:
         """argmin KL(q, target) + penalty * violation over the plausible occupancies; the violation is zero where it can be."""
         E, e, G, C = self.constraint_rows()
-        log_target = np.concatenate([np.log(t).ravel() for t in target])
+        self.log_target = log_target = np.concatenate([np.log(t).ravel() for t in target])
         q, slack = cp.Variable(len(log_target)), cp.Variable(self.m, nonneg=True)
         # entropy and linear part apart: then no number as small as the target's enters a cone
         divergence = -cp.sum(cp.entr(q)) - (log_target + 1) @ q
@@ -185,7 +191,8 @@ def polish(log_q: np.ndarray, A: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Newton's method for A exp(log_q - A^T y) = b: the optimality conditions once the active rows are known.
 
     Clarabel finds the active rows but stops anywhere between 1e-12 and 1e-5 of the solution, and its accuracy is absolute, while
-    the next episode multiplies: an entry of 1e-9 must be right relative to itself.
+    the next episode multiplies: an entry of 1e-9 must be right relative to itself. Where a safe set is empty, the active rows of
+    pairs with almost no mass are noise, and their entries can still come out wrong relative to themselves.
     """
     log_q = np.clip(log_q, -600, 1)
     for _ in range(50):

@@ -18,6 +18,7 @@ from torchcmdp.layout import Layout
 from torchcmdp.learners import WCOPS, Learner
 from torchcmdp.learners.wcops import default_step
 from torchcmdp.occupancy import flow_residual, interval_residual
+from torchcmdp.projection import DEFAULT_CAP
 from torchcmdp.trajectory import Trajectory
 
 LAYOUT = Layout((1, 2, 3, 1), 2)
@@ -70,6 +71,16 @@ def padded(layers: list[np.ndarray], layout: Layout) -> torch.Tensor:
     return out
 
 
+def cropped(q: torch.Tensor, layout: Layout) -> list[np.ndarray]:
+    return [q[k, :n, :, :after].numpy().copy() for k, (n, after) in enumerate(zip(layout.widths, layout.widths[1:], strict=False))]
+
+
+def update_both(learner: WCOPS, literal: LiteralWCOPS, trajectory: Trajectory) -> None:
+    learner.update(trajectory)
+    states, actions = [*trajectory.states[0].tolist(), 0], trajectory.actions[0].tolist()
+    literal.update(states, actions, trajectory.rewards[0].numpy(), trajectory.costs[0].numpy())
+
+
 def compare_with_literal(
     layout: Layout, m: int, seed: int, settings: dict[str, float], penalty: float, episodes: int
 ) -> LiteralWCOPS:
@@ -80,10 +91,7 @@ def compare_with_literal(
     literal = LiteralWCOPS(layout.widths, layout.actions, m, 100, 0.01, penalty=penalty, **settings)
     world = World(layout, m, seed, [0])
     for t in range(episodes):
-        trajectory = world.rollout(learner.policy)
-        learner.update(trajectory)
-        states = [*trajectory.states[0].tolist(), 0]
-        literal.update(states, trajectory.actions[0].tolist(), trajectory.rewards[0].numpy(), trajectory.costs[0].numpy())
+        update_both(learner, literal, world.rollout(learner.policy))
         difference = (learner.occupancy[0] - padded(literal.q, layout)).abs().max()
         assert difference < 1e-6, f"episode {t}: occupancies differ by {difference:.1e}"
         assert int(learner.diagnostics()["Solver/elastic"]) == int(literal.elastic_now)
@@ -104,6 +112,20 @@ class TestAgainstLiteral:
     def test_where_gamma_reacts_and_safe_sets_run_empty(self, widths: tuple[int, ...]) -> None:
         literal = compare_with_literal(Layout(widths, 2), 2, 0, ADAPTIVE, 2.0, 30)
         assert literal.binding_seen > 0 and literal.excess_seen > 0 and literal.elastic_seen > 0
+
+    def test_each_episode_where_safe_sets_run_empty_at_the_default_penalty(self, widths: tuple[int, ...]) -> None:
+        """One step at a time: at this penalty the literal solver loses entries below 1e-6, and over episodes that would grow."""
+        layout = Layout(widths, 2)
+        learner = WCOPS(layout, 2, 100, **ADAPTIVE)
+        literal = LiteralWCOPS(widths, 2, 2, 100, 0.01, penalty=DEFAULT_CAP, **ADAPTIVE)
+        world = World(layout, 2, 0, [0])
+        for _ in range(30):
+            literal.q = cropped(learner.occupancy[0], layout)
+            update_both(learner, literal, world.rollout(learner.policy))
+            assert (learner.occupancy[0] - padded(literal.q, layout)).abs().max() < 1e-6
+            # the solver's tolerance of 1e-11 on each of two constraints, at a price of 50
+            assert literal.objective(cropped(learner.occupancy[0], layout)) < literal.objective(literal.q) + 1e-9
+        assert literal.elastic_seen > 0 and literal.excess_seen > 0
 
     def test_without_constraints_it_is_uob_reps(self, widths: tuple[int, ...]) -> None:
         compare_with_literal(Layout(widths, 2), 0, 0, SMALL, 50.0, 15)
@@ -142,8 +164,7 @@ def test_single_state_is_a_tilted_softmax_and_ends_near_the_safe_set() -> None:
         costs = learner.safe_set().costs[0, 0, 0, 0].numpy()
         assert np.allclose(learner.policy[0, 0, 0].numpy(), bandit_projection(target, costs), atol=1e-8)
         bound |= (target / target.sum()) @ costs > 0
-    assert bound
-    assert learner.policy[0, 0, 0].numpy() @ means < 0.15
+    assert bound and learner.policy[0, 0, 0].numpy() @ means < 0.15
 
 
 def test_single_state_without_constraints_is_exp3_ix() -> None:
@@ -152,8 +173,7 @@ def test_single_state_without_constraints_is_exp3_ix() -> None:
     world = World(layout, 0, 3, [0, 1])
     losses = np.zeros((2, 3))
     for _ in range(40):
-        weights = np.exp(-eta * losses)
-        expected = weights / weights.sum(1, keepdims=True)
+        expected = np.exp(-eta * losses) / np.exp(-eta * losses).sum(1, keepdims=True)
         assert np.allclose(learner.policy[:, 0, 0].numpy(), expected, atol=1e-8)
         trajectory = world.rollout(learner.policy)
         learner.update(trajectory)
@@ -258,8 +278,8 @@ def test_loading_a_state_leaves_the_callers_tensors_alone() -> None:
 
 
 def test_update_reads_nothing_back_from_the_device() -> None:
-    options = {"backend": "torch", "fixed_iterations": 8}
-    for m in (0, 2):
+    for m in (0, 2):  # two iterations take the same path as eight, which would cost the test twenty seconds
+        options = {"backend": "torch", "fixed_iterations": 2}
         learner = WCOPS(LAYOUT, m, 100, runs=3, device="meta", projection_options=options)
         index = torch.zeros(3, 3, dtype=torch.int64, device="meta")
         feedback = torch.zeros(3, 3, dtype=torch.float64, device="meta"), torch.zeros(3, 3, m, dtype=torch.float64, device="meta")
@@ -340,11 +360,10 @@ def test_config_is_json_and_says_what_was_set() -> None:
 
 def test_diagnostics_have_one_number_a_run() -> None:
     learner = WCOPS(LAYOUT, 0, 100, runs=3)
-    assert learner.diagnostics() == {}
+    assert not learner.diagnostics()
     play(learner, World(LAYOUT, 0, 0, [0, 1, 2]), 1)
     tags = {"Solver/iterations", "Solver/residual", "Solver/elastic", "Learner/gamma_active", "Learner/max_beta"}
-    assert learner.diagnostics().keys() == tags
-    assert all(value.shape == (3,) for value in learner.diagnostics().values())
+    assert learner.diagnostics().keys() == tags and all(value.shape == (3,) for value in learner.diagnostics().values())
 
 
 @pytest.mark.parametrize(
