@@ -347,3 +347,26 @@ def test_gradients_do_not_pile_up():
     learner.weight = nn.Parameter(torch.ones((), dtype=torch.float64))
     result = run(learner, env, 4, progress=False)
     assert not result.regret.requires_grad and not result.diagnostics["Solver/residual"].requires_grad
+
+
+def test_wcops_resumes_bit_for_bit(tmp_path):
+    from torchcmdp.learners import WCOPS
+
+    def play_wcops(folder, at=None):
+        env = make_env()
+        learner = WCOPS(env.cmdp.layout, 2, horizon=60, runs=RUNS, bonus_scale=0.1, width_scale=0.1)
+        update, count = learner.update, iter(range(1, 1000))
+
+        def dying_update(trajectory):
+            if next(count) == at:
+                raise Killed
+            update(trajectory)
+
+        learner.update = dying_update
+        return run(learner, env, 60, folder, 7, progress=False, images=False, checkpoint_every=0)
+
+    whole = play_wcops(tmp_path / "whole")
+    with pytest.raises(Killed):
+        play_wcops(tmp_path / "killed", at=33)
+    assert_same(play_wcops(tmp_path / "killed"), whole)
+    assert (tmp_path / "killed" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()

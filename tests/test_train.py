@@ -166,3 +166,8 @@ def test_ctrl_c_exits_with_130_and_the_same_command_continues(tmp_path):
     assert process.returncode == 130
     assert "Interrupted after" in err and "the same command continues" in err and "Traceback" not in err
     assert torch.load(table.with_name("checkpoint.pt"), weights_only=True)["played"] >= 1
+
+
+def test_the_other_projection_runs_and_invents_no_iterations(tmp_path, capsys):
+    assert main(small(tmp_path, "--projection", "cvxpy", "--episodes", "3")) == 0
+    assert "not counted by this solver" in capsys.readouterr().out

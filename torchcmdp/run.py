@@ -62,8 +62,9 @@ class RunResult:
 
     @property
     def mean_iterations(self) -> float:
-        """Solver iterations per projection; NaN for a learner that does not say."""
-        return self._mean("Solver/iterations")
+        """Solver iterations per projection; NaN where the learner or its solver does not say."""
+        mean = self._mean("Solver/iterations")
+        return mean if mean >= 0 else float("nan")  # a solver that does not count reports -1
 
     @property
     def elastic_count(self) -> int | None:
