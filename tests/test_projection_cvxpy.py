@@ -376,7 +376,7 @@ def test_moreau_options_are_merged_and_unknown_ones_refused() -> None:
         solve_cvxpy(target, safe, solver="MOREAU", solver_args={"tol_feas": 1e-3})
     with pytest.raises(InvalidInput, match="'tol_gap'"):
         solve_cvxpy(target, safe, solver="MOREAU", solver_args={"ipm_settings": {"tol_gap": 1e-3}})
-    merged = cvxpy_layer._merge_args("MOREAU", {"ipm_settings": {"tol_feas": 1e-6}})
+    merged = cvxpy_layer.merge_args("MOREAU", {"ipm_settings": {"tol_feas": 1e-6}})
     assert merged["ipm_settings"]["tol_feas"] == 1e-6 and merged["ipm_settings"]["tol_gap_abs"] == 1e-12
     assert (solve_cvxpy(target, safe, solver="MOREAU", solver_args={"max_iter": 3}).status == MAX_ITERATIONS).all()
 

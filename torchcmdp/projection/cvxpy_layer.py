@@ -94,8 +94,8 @@ def solve_cvxpy(
     flat = SafeSet(layout, *_mend_intervals(lower, upper), costs)
     # Every layer carries mass one, so a constant per layer changes nothing but the solver's conditioning.
     shift = target.masked_fill(~mask, -math.inf).amax(dim=(-3, -2, -1)).detach()
-    args = _merge_args(name, solver_args)
-    raw, potentials, multipliers, parameters = _solve_real(flat, float(cap), name, args, target - shift[:, :, None, None, None])
+    args = merge_args(name, solver_args)
+    raw, potentials, multipliers, parameters = solve_layer(flat, float(cap), name, args, target - shift[:, :, None, None, None])
     # Undo the shift: v(x) gains the constants of its own and all later layers.
     potentials = potentials + shift.flip(-1).cumsum(-1).flip(-1).unsqueeze(-1)
     occupancy, useless = _replace_useless(flat, raw, parameters)
@@ -154,7 +154,7 @@ def _mend_intervals(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     return lower / torch.where(over, least, 1.0), upper / torch.where(under, most, 1.0)
 
 
-def _merge_args(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+def merge_args(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """The caller's options over the defaults; a DIFFCP method other than Clarabel gets none of Clarabel's tolerances."""
     defaults, given = DEFAULT_SOLVER_ARGS[name], dict(given or {})
     if name == "DIFFCP" and str(given.get("solve_method", "Clarabel")).lower() != "clarabel":
@@ -207,7 +207,7 @@ def _incidence(layout: Layout) -> tuple[Any, Any, Any, Any]:
     )
 
 
-def _problem(layout: Layout, m: int, cap: float) -> tuple[Any, list[Any], list[Any]]:
+def build_problem(layout: Layout, m: int, cap: float) -> tuple[Any, list[Any], list[Any]]:
     """The DPP problem, its parameters (log target, lower, upper, costs) and what to read off: occupancy, flow and safety duals."""
     import cvxpy as cp
     import numpy as np
@@ -241,7 +241,7 @@ def _build(layout: Layout, m: int, cap: float, name: str, args: dict[str, Any]) 
     import cvxpy as cp
     from cvxpylayers.torch import CvxpyLayer
 
-    problem, parameters, read = _problem(layout, m, cap)
+    problem, parameters, read = build_problem(layout, m, cap)
     try:
         # DIFFCP takes its options at the call, since solving without derivatives refuses those of the derivative.
         layer = CvxpyLayer(problem, parameters, read, solver=name, solver_args={} if name == "DIFFCP" else args)
@@ -271,7 +271,7 @@ def _layer(layout: Layout, m: int, cap: float, name: str, args: dict[str, Any]) 
     return _layers[key]
 
 
-def _solve_real(
+def solve_layer(
     flat: SafeSet, cap: float, name: str, args: dict[str, Any], target: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Solve a flat batch: occupancy `(B x L x S x A x S)`, potentials `(B x L x S)`, multipliers `(B x m)`, and the parameters."""

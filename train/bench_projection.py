@@ -1,0 +1,278 @@
+"""The projection against its rivals: the same instances, the same process, the same run."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cvxpy as cp
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import torchcmdp as tc
+from torchcmdp.projection import DEFAULT_CAP
+from torchcmdp.projection.cvxpy_layer import build_problem, merge_args, solve_cvxpy, solve_layer
+from train import check_positive, experiment_folder, parse
+from train.bench import table
+
+
+class Size(NamedTuple):
+    """Layer widths, actions and constraints."""
+
+    widths: tuple[int, ...]
+    actions: int
+    constraints: int
+
+
+SIZES = {
+    "small": Size((1, 3, 3, 1), 2, 1),
+    "paper": Size((1, 4, 4, 4, 1), 3, 2),
+    "large": Size((1, *[8] * 7, 1), 4, 3),
+}
+# Each rival as it comes: the settings of its own makers.
+RIVALS: dict[str, dict[str, Any]] = {
+    "Moreau": {"solver": "MOREAU", "solver_args": {"ipm_settings": {"tol_gap_abs": 1e-8, "tol_gap_rel": 1e-8, "tol_feas": 1e-8}}},
+    "DIFFCP": {"solver": "DIFFCP", "solver_args": {"solve_method": "SCS", "mode": "lsqr"}},
+}
+# Instances a rival is timed on at most; a time per instance hardly changes beyond.
+RIVAL_LIMIT = {
+    "small": {"Moreau": 1024, "DIFFCP": 128, "Clarabel": 8},
+    "paper": {"Moreau": 1024, "DIFFCP": 128, "Clarabel": 8},
+    "large": {"Moreau": 128, "DIFFCP": 2, "Clarabel": 2},
+}
+
+
+@dataclass
+class Options:
+    """Time the projection against cvxpylayers (Moreau and DIFFCP with their default settings) and Clarabel through cvxpy.
+
+    The instances are captured from WC-OPS runs midway, half of them with a binding safety constraint. The rivals' times leave out
+    our checks of their answers. Prints one table of times, ratios and errors, and writes it to LOGDIR/NAME/projection.md and .csv.
+
+    Examples:
+      python -m train bench projection
+      python -m train bench projection --sizes paper --batches 10 128
+    """
+
+    sizes: tuple[str, ...] = ("small", "paper", "large")
+    """Among small (1-3-3-1, 2 actions, 1 constraint), paper (1-4-4-4-1, 3, 2) and large (7 layers of 8, 4, 3)."""
+    batches: tuple[int, ...] = (1, 10, 32, 128, 1024)
+    """How many instances are solved at once."""
+    seed: int = 0
+    """Of the CMDPs and of the runs that the instances come from."""
+    seconds: float = 1.0
+    """Least time spent on repeating each measurement of ours."""
+    name: str = "bench"
+    """Folder of the results inside LOGDIR."""
+    logdir: str = "runs"
+    """Folder of all experiments."""
+
+
+class Instances(NamedTuple):
+    """A batch of projection problems: ln reference - eta * loss, and the safe sets."""
+
+    log_target: Tensor
+    safe_set: tc.SafeSet
+
+    def take(self, index: Tensor) -> Instances:
+        """Some of them."""
+        lower, upper, costs = (tensor[index].contiguous() for tensor in (self.safe_set.lower, self.safe_set.upper, self.safe_set.costs))
+        return Instances(self.log_target[index].contiguous(), tc.SafeSet(self.safe_set.layout, lower, upper, costs))
+
+    def differentiable(self) -> Instances:
+        """The same with gradients wanted for every tensor."""
+        tensors = [t.clone().requires_grad_() for t in (self.log_target, self.safe_set.lower, self.safe_set.upper, self.safe_set.costs)]
+        return Instances(tensors[0], tc.SafeSet(self.safe_set.layout, *tensors[1:]))
+
+
+def capture(size: Size, seed: int, count: int) -> Instances:
+    """`count` projections of WC-OPS runs, half of them with a binding constraint, from the second half of 600 episodes.
+
+    Bonuses and widths are scaled by 0.1 and less, since with the paper's constants no constraint binds that early.
+    """
+    runs, episodes = 64, 600
+    cmdps = tc.stack_cmdps([tc.random_cmdp(*size, seed=seed + j) for j in range(runs)])
+    env = tc.Simulator(cmdps, tc.Bernoulli(cmdps.rewards), tc.Bernoulli(cmdps.costs, low=-1), runs=runs, seed=seed)
+    scales = torch.logspace(-2, -1, runs, dtype=torch.float64)
+    learner = tc.WCOPS(cmdps.layout, size.constraints, horizon=episodes, runs=runs, bonus_scale=scales, width_scale=scales)
+    captured: list[tuple[Tensor, ...]] = []
+    project_once = learner._project
+
+    def record(loss: Tensor, safe_set: tc.SafeSet) -> tc.ProjectionResult:
+        target = learner.log_occupancy - (learner.hyperparameter("eta")[:, None, None, None] * loss).unsqueeze(-1)
+        result = project_once(loss, safe_set)
+        if learner.episode > episodes // 2 and int(learner.episode) % 20 == 0:
+            binding = (result.multipliers > 0).any(-1) & (result.status == 0)
+            captured.append((binding, result.status == 0, target, safe_set.lower, safe_set.upper, safe_set.costs))
+        return result
+
+    learner._project = record  # type: ignore[method-assign]
+    for _ in tqdm(range(episodes), desc=f"capturing {'-'.join(map(str, size.widths))}", leave=False):
+        learner.update(env.rollout(learner.policy))
+    binding, solved, target, lower, upper, costs = (torch.cat(column) for column in zip(*captured, strict=True))
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(which: Tensor, number: int) -> Tensor:
+        pool = which.nonzero().squeeze(-1)
+        return pool[torch.randint(len(pool), (number,), generator=generator)]
+
+    chosen = torch.stack([draw(binding, count), draw(solved & ~binding, count)], 1).flatten()[:count]
+    return Instances(target, tc.SafeSet(cmdps.layout, lower, upper, costs)).take(chosen)
+
+
+def ours(instances: Instances, backend: str) -> tc.ProjectionResult:
+    """Our own projection of a batch."""
+    loss = instances.log_target.new_zeros(instances.safe_set.layout.pair_shape)
+    return tc.project(loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, backend=backend)
+
+
+def rival(instances: Instances, name: str) -> Tensor:
+    """The occupancies of a cvxpylayers backend, without the checks that `solve_cvxpy` adds."""
+    options = RIVALS[name]
+    args = merge_args(options["solver"], options["solver_args"])
+    return solve_layer(instances.safe_set, DEFAULT_CAP, options["solver"], args, instances.log_target)[0]
+
+
+def clarabel(instances: Instances) -> None:
+    """Clarabel through cvxpy, one instance after the other, with the compiled problem kept."""
+    layout, m = instances.safe_set.layout, instances.safe_set.constraints
+    key = (layout, m)
+    if key not in _clarabel_problems:
+        _clarabel_problems[key] = build_problem(layout, m, DEFAULT_CAP)
+    problem, parameters, _ = _clarabel_problems[key]
+    real = layout.transition_mask()
+    several = real & (layout.next_widths() > 1).unsqueeze(-1)
+    for j in range(len(instances.log_target)):
+        values = [instances.log_target[j][real]]
+        values += [instances.safe_set.lower[j][several], instances.safe_set.upper[j][several]] if several.any() else []
+        values += [instances.safe_set.costs[j][:, layout.pair_mask()]] if m else []
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.value = value.numpy()
+        problem.solve(solver=cp.CLARABEL)
+
+
+_clarabel_problems: dict[Any, Any] = {}
+
+
+def backward(occupancy: Tensor) -> None:
+    """Pull a fixed cotangent back through an occupancy."""
+    (occupancy * torch.linspace(0, 1, occupancy[0].numel(), dtype=occupancy.dtype).view_as(occupancy[0])).sum().backward()
+
+
+def milliseconds(work: Callable[[], object], count: int, seconds: float, least: int = 1) -> float:
+    """Median time per instance of repeating `work` on `count` instances for at least so many seconds, after one warm-up."""
+    work()
+    times: list[float] = []
+    while sum(times) < seconds or len(times) < least:
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times) / count
+
+
+def error(result: tc.ProjectionResult) -> str:
+    """Duality gap / feasibility, the worst of a batch."""
+    return f"{float(result.gap.abs().max()):.0e} / {float(result.residual.max().clamp_min(1e-17)):.0e}"
+
+
+def measure(name: str, instances: Instances, batch: int, seconds: float) -> list[dict[str, Any]]:
+    """Times of everybody on the first `batch` instances, forward and forward with backward."""
+    limit = RIVAL_LIMIT[name]
+    rows: list[dict[str, Any]] = []
+    for mode in ("forward", "forward+backward"):
+        row: dict[str, Any] = {"size": name, "batch": batch, "mode": mode}
+
+        def timed(solve: Callable[[Instances], Tensor], count: int, least: int = 3, budget: float = seconds, mode: str = mode) -> float:
+            part = instances.take(torch.arange(count))
+            if mode == "forward":
+                with torch.no_grad():
+                    return milliseconds(lambda: solve(part), count, budget, least)
+            return milliseconds(lambda: backward(solve(part.differentiable())), count, budget, least)
+
+        for backend in ("compiled", "torch"):
+            row[backend] = timed(lambda part, backend=backend: ours(part, backend).occupancy, batch)  # type: ignore[misc]
+        for solver in RIVALS:
+            count = min(batch, limit[solver])
+            row[solver] = timed(lambda part, solver=solver: rival(part, solver), count, 1, 0.0 if count > 10 else seconds)  # type: ignore[misc]
+        if mode == "forward":
+            count = min(batch, limit["Clarabel"])
+            part = instances.take(torch.arange(count))
+            row["Clarabel"] = milliseconds(lambda: clarabel(part), count, 0.0)
+        else:
+            row["Clarabel"] = math.nan
+        rows.append(row)
+    return rows
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; returns the exit code."""
+    options = parse(Options, arguments, prog="python -m train bench projection")
+    folder = experiment_folder(options.logdir, options.name)
+    check_positive(seconds=options.seconds, batches=min(options.batches, default=0))
+    for name in options.sizes:
+        if name not in SIZES:
+            raise tc.InvalidInput(f"--sizes got {name!r}; expected among {', '.join(SIZES)}.")
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # two torch threads on a busy machine can be 20 times slower than one
+    rows: list[dict[str, Any]] = []
+    errors: list[list[str]] = []
+    for name in options.sizes:
+        instances = capture(SIZES[name], options.seed, max(options.batches))
+        for batch in tqdm(options.batches, desc=f"timing {name}", leave=False):
+            rows += measure(name, instances, batch, options.seconds)
+        part = instances.take(torch.arange(min(10, max(options.batches))))
+        certificates = [error(ours(part, "compiled")), error(ours(part, "torch"))]
+        certificates += [error(solve_cvxpy(part.log_target, part.safe_set, **RIVALS[solver])) for solver in RIVALS]
+        errors.append([name, *certificates])
+    text = report(rows, errors)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "projection.md").write_text(text + "\n")
+    with open(folder / "projection.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    print(text)
+    print(f"\nWritten to {folder / 'projection.md'} and {folder / 'projection.csv'}")
+    return 0
+
+
+def report(rows: list[dict[str, Any]], errors: list[list[str]]) -> str:
+    """Times with the ratios of the rivals to our compiled kernel, and everybody's errors, as Markdown."""
+
+    def against(row: dict[str, Any], solver: str) -> str:
+        return "-" if math.isnan(row[solver]) else f"{row[solver]:.3g} ({row[solver] / row['compiled']:.0f}x)"
+
+    header = ["size", "batch", "mode", "compiled", "torch", "Moreau", "DIFFCP", "Clarabel", "Moreau / torch"]
+    body = [
+        [
+            row["size"],
+            str(row["batch"]),
+            row["mode"],
+            f"{row['compiled']:.4f}",
+            f"{row['torch']:.4f}",
+            *(against(row, solver) for solver in ("Moreau", "DIFFCP", "Clarabel")),
+            f"{row['Moreau'] / row['torch']:.0f}x",
+        ]
+        for row in rows
+    ]
+    limits = "; ".join(f"{size}: {', '.join(f'{k} {v}' for k, v in limit.items())}" for size, limit in RIVAL_LIMIT.items())
+    return "\n".join(
+        [
+            "Milliseconds per instance (and how many times ours, compiled):",
+            "",
+            table(header, body),
+            "",
+            f"Rivals are timed on at most so many instances of a batch: {limits}.",
+            "",
+            "Largest duality gap / infeasibility on ten instances:",
+            "",
+            table(["size", "compiled", "torch", "Moreau", "DIFFCP"], errors),
+        ]
+    )
