@@ -95,7 +95,10 @@ def _constraints(q: list[list[cp.Expression]], safe_set: SafeSet) -> list[cp.Con
 def clarabel_projection(loss: Tensor, reference: Tensor, safe_set: SafeSet, eta: float, cap: float) -> Tensor:
     """The elastic projection of one instance by Clarabel through cvxpy, with slack variables at price `cap`."""
     layout, m = safe_set.layout, safe_set.constraints
-    q = [[cp.Variable((layout.actions, layout.widths[k + 1]), nonneg=True) for _ in range(n)] for k, n in enumerate(layout.widths[:-1])]
+    q = [
+        [cp.Variable((layout.actions, layout.widths[k + 1]), nonneg=True) for _ in range(n)]
+        for k, n in enumerate(layout.widths[:-1])
+    ]
     objective: cp.Expression = cp.Constant(0)
     used: list[cp.Expression] = [cp.Constant(0)] * m
     for k in range(layout.layers):
@@ -121,7 +124,10 @@ def clarabel_projection(loss: Tensor, reference: Tensor, safe_set: SafeSet, eta:
 def least_total_violation(safe_set: SafeSet) -> float:
     """min over the transition set of sum_i [<costs_i, q>]^+, by HiGHS."""
     layout, m = safe_set.layout, safe_set.constraints
-    q = [[cp.Variable((layout.actions, layout.widths[k + 1]), nonneg=True) for _ in range(n)] for k, n in enumerate(layout.widths[:-1])]
+    q = [
+        [cp.Variable((layout.actions, layout.widths[k + 1]), nonneg=True) for _ in range(n)]
+        for k, n in enumerate(layout.widths[:-1])
+    ]
     used = [
         sum(
             cp.sum(cp.multiply(safe_set.costs[i, k, x, :, None].numpy(), q[k][x]))

@@ -55,7 +55,9 @@ def test_the_two_backends_agree() -> None:
 def test_safety_binds_where_it_should_and_only_there(backend: str) -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 3, 2, batch=64, seed=0, severity=0.1)
     result = project(loss, reference, safe_set, 1.0, backend=backend)
-    free = project(loss, reference, SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs[:, :0]), 1.0, backend=backend)
+    free = project(
+        loss, reference, SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs[:, :0]), 1.0, backend=backend
+    )
     unsafe = ((safe_set.costs * free.occupancy.sum(-1).unsqueeze(1)).sum(dim=(2, 3, 4)) > 1e-8).any(1)
     assert unsafe.any() and (~unsafe).any()
     assert torch.equal((result.multipliers > 0).any(1), unsafe)
@@ -79,7 +81,13 @@ def test_known_transitions_return_their_own_occupancy(backend: str) -> None:
     kernel = reference / torch.where(layout.pair_mask().unsqueeze(-1), reference.sum(-1, keepdim=True), 1.0)
     policy = torch.softmax(torch.randn(4, *layout.pair_shape, dtype=torch.float64), -1) * layout.pair_mask()
     q = occupancy_of(policy, kernel)
-    result = project(torch.zeros(layout.pair_shape, dtype=torch.float64), q, SafeSet(layout, kernel, kernel, safe_set.costs), 1.0, backend=backend)
+    result = project(
+        torch.zeros(layout.pair_shape, dtype=torch.float64),
+        q,
+        SafeSet(layout, kernel, kernel, safe_set.costs),
+        1.0,
+        backend=backend,
+    )
     assert torch.allclose(result.occupancy, q, atol=1e-10)
 
 

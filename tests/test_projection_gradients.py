@@ -30,7 +30,10 @@ def differentiable_instance(name: str) -> tuple[tuple[Tensor, ...], SafeSet]:
     upper = torch.where(several, torch.maximum(safe_set.upper, lower + 1e-2), torch.where(real, 1.5, 0.0))
     eta = torch.tensor([0.5, 0.8], dtype=torch.float64)
     # gradcheck refuses an empty input that requires grad
-    inputs = tuple(t.clone().contiguous().requires_grad_(t.numel() > 0) for t in (loss, (reference + ~real).log(), lower, upper, safe_set.costs, eta))
+    inputs = tuple(
+        t.clone().contiguous().requires_grad_(t.numel() > 0)
+        for t in (loss, (reference + ~real).log(), lower, upper, safe_set.costs, eta)
+    )
     return inputs, safe_set
 
 
@@ -38,7 +41,9 @@ def projected(safe_set: SafeSet, backend: str, **options: object):  # type: igno
     layout = safe_set.layout
     real, pairs = layout.transition_mask(), layout.pair_mask()
 
-    def function(loss: Tensor, log_reference: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+    def function(
+        loss: Tensor, log_reference: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, eta: Tensor
+    ) -> tuple[Tensor, Tensor]:
         the_set = SafeSet(layout, lower * real, upper * real, costs * pairs)
         result = project(loss * pairs, None, the_set, eta, log_reference=log_reference * real, backend=backend, **options)
         return result.occupancy, 1e-2 * result.log_occupancy.masked_fill(~real, 0.0)
@@ -117,5 +122,7 @@ def test_agrees_with_cvxpylayers_in_dense_mode() -> None:
     inside = several & (inputs[2] > 0) & (inputs[3] < 1)
     real = safe_set.layout.transition_mask().expand_as(several)
     shown = (torch.ones_like(inputs[0], dtype=torch.bool), real, inside, inside, torch.ones_like(inputs[4], dtype=torch.bool))
-    for ours, theirs, where in zip(grads(), grads(method="cvxpy", solver="DIFFCP", solver_args={"mode": "dense"}), shown, strict=True):
+    for ours, theirs, where in zip(
+        grads(), grads(method="cvxpy", solver="DIFFCP", solver_args={"mode": "dense"}), shown, strict=True
+    ):
         assert torch.allclose(ours[where], theirs[where], atol=1e-4)

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from torchcmdp.errors import InvalidInput
 
 BENCHMARKS = {
-    "projection": ("train.bench_projection", "our projection against cvxpylayers (Moreau, DIFFCP) and Clarabel, same instances, same run"),
+    "projection": (
+        "train.bench_projection",
+        "our projection against cvxpylayers (Moreau, DIFFCP) and Clarabel, same instances, same run",
+    ),
     "episode": ("train.bench_episode", "where an episode of WC-OPS spends its time, and the same run through cvxpylayers"),
 }
 

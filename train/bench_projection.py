@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import cvxpy as cp
@@ -80,16 +81,21 @@ class Instances(NamedTuple):
 
     log_target: Tensor
     safe_set: tc.SafeSet
+    loss: Tensor  # zero: it is in the target already
 
     def take(self, index: Tensor) -> Instances:
         """Some of them."""
-        lower, upper, costs = (tensor[index].contiguous() for tensor in (self.safe_set.lower, self.safe_set.upper, self.safe_set.costs))
-        return Instances(self.log_target[index].contiguous(), tc.SafeSet(self.safe_set.layout, lower, upper, costs))
+        lower, upper, costs = (
+            tensor[index].contiguous() for tensor in (self.safe_set.lower, self.safe_set.upper, self.safe_set.costs)
+        )
+        return Instances(self.log_target[index].contiguous(), tc.SafeSet(self.safe_set.layout, lower, upper, costs), self.loss)
 
     def differentiable(self) -> Instances:
         """The same with gradients wanted for every tensor."""
-        tensors = [t.clone().requires_grad_() for t in (self.log_target, self.safe_set.lower, self.safe_set.upper, self.safe_set.costs)]
-        return Instances(tensors[0], tc.SafeSet(self.safe_set.layout, *tensors[1:]))
+        tensors = [
+            t.clone().requires_grad_() for t in (self.log_target, self.safe_set.lower, self.safe_set.upper, self.safe_set.costs)
+        ]
+        return Instances(tensors[0], tc.SafeSet(self.safe_set.layout, *tensors[1:]), self.loss)
 
 
 def capture(size: Size, seed: int, count: int) -> Instances:
@@ -124,13 +130,13 @@ def capture(size: Size, seed: int, count: int) -> Instances:
         return pool[torch.randint(len(pool), (number,), generator=generator)]
 
     chosen = torch.stack([draw(binding, count), draw(solved & ~binding, count)], 1).flatten()[:count]
-    return Instances(target, tc.SafeSet(cmdps.layout, lower, upper, costs)).take(chosen)
+    loss = torch.zeros(cmdps.layout.pair_shape, dtype=torch.float64)
+    return Instances(target, tc.SafeSet(cmdps.layout, lower, upper, costs), loss).take(chosen)
 
 
 def ours(instances: Instances, backend: str) -> tc.ProjectionResult:
     """Our own projection of a batch."""
-    loss = instances.log_target.new_zeros(instances.safe_set.layout.pair_shape)
-    return tc.project(loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, backend=backend)
+    return tc.project(instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, backend=backend)
 
 
 def rival(instances: Instances, name: str) -> Tensor:
@@ -189,7 +195,9 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
     for mode in ("forward", "forward+backward"):
         row: dict[str, Any] = {"size": name, "batch": batch, "mode": mode}
 
-        def timed(solve: Callable[[Instances], Tensor], count: int, least: int = 3, budget: float = seconds, mode: str = mode) -> float:
+        def timed(
+            solve: Callable[[Instances], Tensor], count: int, least: int = 3, budget: float = seconds, mode: str = mode
+        ) -> float:
             part = instances.take(torch.arange(count))
             if mode == "forward":
                 with torch.no_grad():
@@ -204,7 +212,7 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
         if mode == "forward":
             count = min(batch, limit["Clarabel"])
             part = instances.take(torch.arange(count))
-            row["Clarabel"] = milliseconds(lambda: clarabel(part), count, 0.0)
+            row["Clarabel"] = milliseconds(partial(clarabel, part), count, 0.0)
         else:
             row["Clarabel"] = math.nan
         rows.append(row)

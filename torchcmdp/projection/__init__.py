@@ -55,13 +55,13 @@ def project(
 ) -> ProjectionResult:
     """argmin over the safe set of eta * <loss, q> + KL(q || reference), differentiable in every tensor.
 
-    Where the safe set is empty, or a multiplier would exceed `cap`, the elastic problem with penalty cap * sum_i [<costs_i, q>]^+ is
-    solved instead and the status says so. One instance never affects another.
+    Where the safe set is empty, or a multiplier would exceed `cap`, the elastic problem with penalty cap * sum_i [<costs_i, q>]^+
+    is solved instead and the status says so. One instance never affects another.
 
     Args:
         loss: `(... x L x S x A)`.
-        reference: `(... x L x S x A x S)`, non-negative; zero entries get no mass unless the intervals force it. None if `log_reference`
-            is given.
+        reference: `(... x L x S x A x S)`, non-negative; zero entries get no mass unless the intervals force it. None if
+            `log_reference` is given.
         safe_set: Intervals and costs; every batch shape broadcasts.
         eta: Step size: a number, or a tensor of the batch shape.
         log_reference: ln reference, for references that underflow.

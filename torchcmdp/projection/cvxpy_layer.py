@@ -34,6 +34,9 @@ ROUNDING = 1e-5
 # Total safety violation above which an answer is called elastic.
 ELASTIC_VIOLATION = 1e-6
 
+# Parts of the cap that an instance is tried again with where the backend fails, as interior-point methods sometimes do.
+RETRY_CAPS = (1 / 8, 1 / 64)
+
 # Above these an answer is not called solved; with a residual above USELESS_RESIDUAL it is not even returned.
 SOLVED_RESIDUAL, SOLVED_GAP, USELESS_RESIDUAL = 1e-5, 1e-4, 1e-3
 
@@ -89,20 +92,36 @@ def solve_cvxpy(
         tensor.to(host, torch.float64).expand((*shape, *tensor.shape[-4:])).reshape(shape.numel(), *tensor.shape[-4:])
         for tensor in (log_target, safe_set.lower, safe_set.upper, safe_set.costs)
     )
-    mask = layout.transition_mask(host)
     target = target.clamp_min(LOG_FLOOR)
     flat = SafeSet(layout, *_mend_intervals(lower, upper), costs)
-    # Every layer carries mass one, so a constant per layer changes nothing but the solver's conditioning.
-    shift = target.masked_fill(~mask, -math.inf).amax(dim=(-3, -2, -1)).detach()
     args = merge_args(name, solver_args)
-    raw, potentials, multipliers, parameters = solve_layer(flat, float(cap), name, args, target - shift[:, :, None, None, None])
+    result = _solve_flat(target, flat, float(cap), name, args)
+    for smaller in RETRY_CAPS:
+        failed = (result.status == MAX_ITERATIONS).nonzero().squeeze(-1)
+        if not len(failed):
+            break
+        # The penalty is exact, so an answer that is safe under a smaller one is the answer, and that is better conditioned.
+        part = SafeSet(layout, flat.lower[failed], flat.upper[failed], flat.costs[failed])
+        again = _solve_flat(target[failed], part, smaller * cap, name, args)
+        safe = again.status == SOLVED
+        merged = (getattr(result, f.name).index_put((failed[safe],), getattr(again, f.name)[safe]) for f in fields(result))
+        result = ProjectionResult(*merged)
+    return _restore(result, shape, log_target.dtype, log_target.device)
+
+
+def _solve_flat(target: Tensor, flat: SafeSet, cap: float, name: str, args: dict[str, Any]) -> ProjectionResult:
+    """Solve a flat batch with one penalty, and certify it."""
+    host = target.device
+    # Every layer carries mass one, so a constant per layer changes nothing but the solver's conditioning.
+    real = flat.layout.transition_mask(host)
+    shift = target.masked_fill(~real, -math.inf).amax(dim=(-3, -2, -1)).detach()
+    raw, potentials, multipliers, parameters = solve_layer(flat, cap, name, args, target - shift[:, :, None, None, None])
     # Undo the shift: v(x) gains the constants of its own and all later layers.
     potentials = potentials + shift.flip(-1).cumsum(-1).flip(-1).unsqueeze(-1)
     occupancy, useless = _replace_useless(flat, raw, parameters)
-    potentials = potentials.masked_fill(useless[:, None, None], math.nan).masked_fill(~layout.state_mask(host), 0)
+    potentials = potentials.masked_fill(useless[:, None, None], math.nan).masked_fill(~flat.layout.state_mask(host), 0)
     multipliers = multipliers.masked_fill(useless[:, None], math.nan)
-    result = _certify(flat, float(cap), target, occupancy, potentials, multipliers)
-    return _restore(result, shape, log_target.dtype, log_target.device)
+    return _certify(flat, cap, target, occupancy, potentials, multipliers)
 
 
 def _solver_name(solver: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
@@ -56,33 +58,49 @@ def solve_newton(log_target: Tensor, safe_set: SafeSet, options: NewtonOptions) 
         log_target: ln reference - eta * loss, `(... x L x S x A x S)`.
         safe_set: Its tensors broadcast against log_target.
     """
-    layout, m = safe_set.layout, safe_set.constraints
-    batch = torch.broadcast_shapes(log_target.shape[:-4], safe_set.batch_shape)
+    layout = safe_set.layout
+    inputs = (log_target, safe_set.lower, safe_set.upper, safe_set.costs)
+    batch = log_target.shape[:-4]
+    if any(tensor.shape[:-4] != batch for tensor in inputs):
+        batch = torch.broadcast_shapes(batch, safe_set.batch_shape)
+    flat = [_flat(tensor, batch) for tensor in inputs]
+    # the machinery of an autograd function takes longer than a small batch, so it is left out where nobody asks for it
+    if _differentiating(inputs):
+        outputs = _Projection.apply(*flat, layout, options)
+    else:
+        outputs = _solve(flat, layout, options)
     dtype = torch.promote_types(log_target.dtype, safe_set.costs.dtype)
+    if len(batch) != 1:
+        outputs = [output.reshape(*batch, *output.shape[1:]) for output in outputs]
+    if dtype != torch.float64:
+        outputs = [*(output.to(dtype) for output in outputs[:4]), *outputs[4:]]
+    return ProjectionResult(*outputs)
 
-    def flat(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        # the duals need float64 whatever the caller works in
-        return tensor.to(torch.float64).expand(*batch, *shape).reshape(batch.numel(), *shape)
 
-    outputs = _Projection.apply(
-        flat(log_target, layout.transition_shape),
-        flat(safe_set.lower, layout.transition_shape),
-        flat(safe_set.upper, layout.transition_shape),
-        flat(safe_set.costs, (m, *layout.pair_shape)),
-        layout,
-        options,
-    )
-    occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations = outputs
-    return ProjectionResult(
-        occupancy=occupancy.reshape(*batch, *layout.transition_shape).to(dtype),
-        log_occupancy=log_occupancy.reshape(*batch, *layout.transition_shape).to(dtype),
-        potentials=potentials.reshape(*batch, layout.layers, layout.states).to(dtype),
-        multipliers=multipliers.reshape(*batch, m).to(dtype),
-        status=status.reshape(batch),
-        residual=residual.reshape(batch),
-        gap=gap.reshape(batch),
-        iterations=iterations.reshape(batch),
-    )
+def _flat(tensor: Tensor, batch: torch.Size) -> Tensor:
+    """One batch axis, and float64 whatever the caller works in, because the duals need it."""
+    if len(batch) != 1 or tensor.shape[:-4] != batch:
+        tensor = tensor.expand(*batch, *tensor.shape[-4:]).reshape(batch.numel(), *tensor.shape[-4:])
+    return tensor if tensor.dtype == torch.float64 else tensor.double()
+
+
+def _differentiating(inputs: tuple[Tensor, ...]) -> bool:
+    """Whether a derivative of the projection may be wanted, in reverse or in forward mode."""
+    forward_level: int = forward_ad._current_level
+    return forward_level >= 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
+
+
+def _solve(inputs: Sequence[Tensor], layout: Layout, options: NewtonOptions) -> Any:
+    """The fields of a flat `ProjectionResult`, by the backend that the options and the device call for."""
+    target, lower, upper, costs = inputs
+    if options.compiled(target.device):
+        return _solve_compiled(target, lower, upper, costs, layout, options)
+    target, lower, upper, costs = (tensor.detach() for tensor in inputs)
+    limits = (options.cap, options.tolerance, options.max_iterations, options.fixed_iterations)
+    outputs = torch_solver.solve(target, lower, upper, costs, layout, *limits)
+    if options.fixed_iterations is None and (outputs[4] == INVALID).any():
+        raise_invalid(target, lower, upper, costs, layout)
+    return outputs
 
 
 class _Projection(torch.autograd.Function):
@@ -90,13 +108,7 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def forward(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: NewtonOptions) -> Any:
-        inputs = (target.detach(), lower.detach(), upper.detach(), costs.detach())
-        if options.compiled(target.device):
-            return _solve_compiled(*inputs, layout, options)
-        outputs = torch_solver.solve(*inputs, layout, options.cap, options.tolerance, options.max_iterations, options.fixed_iterations)
-        if options.fixed_iterations is None and (outputs[4] == INVALID).any():
-            raise_invalid(*inputs, layout)
-        return outputs
+        return _solve((target, lower, upper, costs), layout, options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -128,7 +140,7 @@ class _Projection(torch.autograd.Function):
             torch.zeros_like(value) if tangent is None else tangent
             for value, tangent in zip((target, lower, upper, costs), tangents[:4], strict=True)
         ]
-        push = _jvp_compiled if ctx.options.compiled(target.device) else torch_solver.jvp
+        push: Any = _jvp_compiled if ctx.options.compiled(target.device) else torch_solver.jvp
         tangent = push(target, lower, upper, costs, potentials, multipliers, *moves, ctx.layout, ctx.options.cap)
         log_tangent = torch.where(occupancy > 0, tangent / occupancy, 0.0)
         return tangent, log_tangent, None, None, None, None, None, None
@@ -141,15 +153,15 @@ def _geometry(layout: Layout) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [np.ascontiguousarray(tensor.numpy()) for tensor in tensors]
+    return [(tensor if tensor.is_contiguous() else tensor.contiguous()).numpy(force=True) for tensor in tensors]
 
 
 def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: NewtonOptions) -> Any:
     batch, m = target.shape[0], costs.shape[1]
     widths, offsets, size = _geometry(layout)
-    occupancy = np.zeros((batch, *layout.transition_shape))
-    log_occupancy = np.full((batch, *layout.transition_shape), -np.inf)
-    potentials, multipliers = np.zeros((batch, layout.layers, layout.states)), np.zeros((batch, m))
+    occupancy = np.zeros(target.shape)
+    log_occupancy = np.full(target.shape, -np.inf)
+    potentials, multipliers = np.zeros((batch, *target.shape[1:3])), np.zeros((batch, m))
     status, iterations = np.zeros(batch, np.int8), np.zeros(batch, np.int64)
     residual, gap = np.zeros(batch), np.zeros(batch)
     outputs = (occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations)
@@ -186,7 +198,11 @@ def raise_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, l
     real, pairs = layout.transition_mask(target.device), layout.pair_mask(target.device)
     low, high = lower.sum(-1), upper.sum(-1)
     for name, wrong, expected in (
-        ("loss, reference or eta", (~(target < torch.inf) & real).any(-1), "numbers (a zero reference is allowed, NaN and +inf are not)"),
+        (
+            "loss, reference or eta",
+            (~(target < torch.inf) & real).any(-1),
+            "numbers (a zero reference is allowed, NaN and +inf are not)",
+        ),
         ("costs", (~costs.isfinite()).any(1) & pairs, "finite numbers"),
         ("lower or upper", ((~(lower >= 0) | ~(upper >= lower)) & real).any(-1), "0 <= lower <= upper"),
         ("lower", (low > 1 + 1e-9) & pairs, "lower ends that sum to at most one"),

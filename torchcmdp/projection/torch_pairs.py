@@ -71,15 +71,33 @@ def next_potentials(v: Tensor) -> Tensor:
 
 
 def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """p, at_lower, at_upper, psi and t of every pair, by variable fixing (see `compiled.pairs.respond_clipped`)."""
+    """p, at_lower, at_upper, psi and t of every pair: a softmax, and variable fixing where that leaves the interval."""
     lower, upper = problem.lower, problem.upper
+    if fixed:
+        return fix_variables(z, lower, upper, fixed)
+    largest = z.amax(-1, keepdim=True)
+    p = (z - largest).exp_()
+    total = p.sum(-1, keepdim=True)
+    p /= total
+    t = -(largest + total.log_()).squeeze(-1)
+    at_lower, at_upper = torch.zeros_like(z, dtype=torch.bool), torch.zeros_like(z, dtype=torch.bool)
+    psi = t.clone()
+    rows = ((p < lower) | (p > upper)).any(-1).nonzero(as_tuple=True)
+    if len(rows[0]):
+        p[rows], at_lower[rows], at_upper[rows], psi[rows], t[rows] = fix_variables(z[rows], lower[rows], upper[rows], fixed)
+    return p, at_lower, at_upper, psi, t
+
+
+def fix_variables(z: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """p, at_lower, at_upper, psi and t of pairs `(... x S)` by variable fixing (see `compiled.pairs.respond_clipped`)."""
     at_lower = at_upper = torch.zeros_like(z, dtype=torch.bool)
     mass = torch.ones_like(z[..., :1])
     p, t = torch.zeros_like(z), torch.zeros_like(mass)
     for _ in range(z.shape[-1] + 1):
         free = ~(at_lower | at_upper)
         masked = torch.where(free, z, NEVER)
-        log_total = masked.logsumexp(-1, keepdim=True)
+        largest = masked.amax(-1, keepdim=True)
+        log_total = largest + (masked - largest).exp().sum(-1, keepdim=True).log()
         open_pair = (mass > 0) & free.any(-1, keepdim=True)
         t = torch.where(open_pair, mass.clamp_min(1e-300).log() - log_total, t)
         p = torch.where(free, torch.where(open_pair, (t + masked).exp(), lower), p)

@@ -1,4 +1,4 @@
-"""The Newton solver of `compiled`, in batched torch for any device: a shrinking batch, or a fixed number of steps with no host read."""
+"""The Newton solver of `compiled` in batched torch, for any device: a shrinking batch, or fixed steps and no host read."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def newton(
 
 
 def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest KKT residual, the largest flow residual relative to a state's throughput, and whether both will do: `(B)` each."""
+    """The largest KKT residual, the largest flow residual relative to a state's flow, and whether both will do: `(B)` each."""
     inflow, outflow = flows(response)
     gap = (inflow - outflow).abs()
     through = inflow + outflow
@@ -162,7 +162,9 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) 
         new = evaluate(problem, response.v + length.unsqueeze(-1) * dv, new_lam, fixed)
         good = new.value <= response.value + 1e-4 * length.squeeze(-1) * slope + slack
         take = good & ~accepted
-        trial, trial_lam = (new, new_lam) if attempt == 0 else (new.where(take, trial), torch.where(take[:, None], new_lam, trial_lam))
+        trial, trial_lam = (
+            (new, new_lam) if attempt == 0 else (new.where(take, trial), torch.where(take[:, None], new_lam, trial_lam))
+        )
         accepted = accepted | good
         if not fixed and bool(accepted.all()):
             break

@@ -1,8 +1,8 @@
 """Derivatives of the projection by the implicit function theorem, in both directions, with the Hessian of the solver.
 
 Around the solution q = phi(w) pair by pair, with w = -target + v(x) - v(y) + multipliers . costs, and dq = -D dw where
-D = s (p p^T + diag(p_f) - p_f p_f^T / sum p_f) and p_f is the unclipped part of p. With K q = (outflow - inflow, <costs, q>) the Hessian
-of the dual is K D K^T, over all potentials and the multipliers strictly between their bounds.
+D = s (p p^T + diag(p_f) - p_f p_f^T / sum p_f) and p_f is the unclipped part of p. With K q = (outflow - inflow, <costs, q>)
+the Hessian of the dual is K D K^T, over all potentials and the multipliers strictly between their bounds.
 """
 
 from __future__ import annotations
@@ -115,13 +115,22 @@ def vjp_range(
     layers, states, actions = target.shape[1], target.shape[2], target.shape[3]
     n, m = offsets[layers], costs.shape[1]
     pairs, transitions = (layers, states, actions), (layers, states, actions, states)
-    response = (np.empty(states), np.zeros(transitions), np.zeros(transitions, np.int8), np.zeros(pairs), np.zeros(pairs), np.zeros(pairs))
+    response = (
+        np.empty(states),
+        np.zeros(transitions),
+        np.zeros(transitions, np.int8),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+    )
     system = (np.empty((n, n)), np.empty((n, m)), np.empty((m, m)))
     v, a_v, a_m, free, work = np.empty(n), np.empty(n), np.empty(m), np.empty(m, np.bool_), np.empty((m, m))
     flow, pulled = np.zeros(transitions), np.empty(states)
     z, p, code, t, log_s, s = response
     for b in range(start, stop):
-        linearise(widths, offsets, target[b], lower[b], upper[b], costs[b], cap, potentials[b], multipliers[b], response, system, v, free)
+        linearise(
+            widths, offsets, target[b], lower[b], upper[b], costs[b], cap, potentials[b], multipliers[b], response, system, v, free
+        )
         for k in range(layers):
             for x in range(widths[k]):
                 for a in range(actions):
@@ -165,13 +174,22 @@ def jvp_range(
     layers, states, actions = target.shape[1], target.shape[2], target.shape[3]
     n, m = offsets[layers], costs.shape[1]
     pairs, transitions = (layers, states, actions), (layers, states, actions, states)
-    response = (np.empty(states), np.zeros(transitions), np.zeros(transitions, np.int8), np.zeros(pairs), np.zeros(pairs), np.zeros(pairs))
+    response = (
+        np.empty(states),
+        np.zeros(transitions),
+        np.zeros(transitions, np.int8),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+    )
     system = (np.empty((n, n)), np.empty((n, m)), np.empty((m, m)))
     v, x_v, x_m, free, work = np.empty(n), np.empty(n), np.empty(m), np.empty(m, np.bool_), np.empty((m, m))
     moved, bent = np.empty(states), np.empty(states)
     z, p, code, t, log_s, s = response
     for b in range(start, stop):
-        linearise(widths, offsets, target[b], lower[b], upper[b], costs[b], cap, potentials[b], multipliers[b], response, system, v, free)
+        linearise(
+            widths, offsets, target[b], lower[b], upper[b], costs[b], cap, potentials[b], multipliers[b], response, system, v, free
+        )
         for k in range(layers):
             for x in range(widths[k]):
                 for a in range(actions):

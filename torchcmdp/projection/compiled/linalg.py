@@ -16,7 +16,7 @@ NEGLIGIBLE = 1e-280
 
 @njit(**OPTIONS)
 def assemble(widths, offsets, costs, p, code, s, hessian, border, corner):
-    """Hessian of F = sum over pairs of s u u^T + s (diag(p_f) - p_f p_f^T / sum p_f), u = (e_x - p, costs), p_f the unclipped part of p.
+    """Hessian of the dual: over pairs, s u u^T + s (diag(p_f) - p_f p_f^T / sum p_f), u = (e_x - p, costs), p_f the unclipped p.
 
     Only the lower triangle is filled, and in it only the profile. For an unclipped pair the p p^T terms cancel.
     """
@@ -159,7 +159,7 @@ def solve_free(matrix, free, rhs, work):
 
 @njit(**OPTIONS)
 def coordinate_sweep(matrix, low, high, d, slope):
-    """Minimise the boxed quadratic over each coordinate in turn; returns the largest move. `slope` holds matrix d + linear throughout."""
+    """Minimise the boxed quadratic over each coordinate in turn; `slope` stays matrix d + linear. Returns the largest move."""
     largest = 0.0
     for i in range(d.shape[0]):
         new = min(max(d[i] - slope[i] / matrix[i, i], low[i]), high[i])
@@ -176,8 +176,9 @@ def coordinate_sweep(matrix, low, high, d, slope):
 def box_quadratic(matrix, linear, low, high, d, slope, free, step, work):
     """d <- argmin 1/2 d'Md + linear'd over low <= d <= high (with low <= 0 <= high), by a primal active-set method.
 
-    Clipping the unconstrained step instead would give ascent directions: this has to be exact. Two sweeps over the coordinates guess
-    the face; then a step to the minimum of the face is cut at the first bound in its way, or the bound with the worst sign is released.
+    Clipping the unconstrained step instead would give ascent directions: this has to be exact. Two sweeps over the coordinates
+    guess the face; then a step to the minimum of the face is cut at the first bound in its way, or the bound with the worst sign
+    is released.
     """
     m = d.shape[0]
     d[:] = 0.0

@@ -44,7 +44,7 @@ def respond(z, lower, upper, n, p, code):
 
 @njit(**OPTIONS)
 def respond_clipped(z, lower, upper, n, p, code):
-    """`respond` by variable fixing: each pass puts for good at a bound the entries that must be there, so at most n passes are needed.
+    """`respond` by variable fixing: each pass puts entries that must be at a bound there for good, so n passes are enough.
 
     If clipping the free softmax makes the sum exceed one, the true t is smaller, so entries below their lower bound stay there;
     if it falls short, entries above their upper bound stay there.

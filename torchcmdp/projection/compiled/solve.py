@@ -159,7 +159,7 @@ def newton_step(widths, offsets, costs, cap, response, system, v, lam, dv, dlam,
 
 @njit(**OPTIONS)
 def newton(widths, offsets, target, lower, upper, costs, cap, tolerance, max_iterations, response, system, vectors, v, lam):
-    """Minimise the dual from (v, lam), which are overwritten; returns the number of iterations and whether the tolerance was met."""
+    """Minimise the dual from (v, lam), which are overwritten; returns the iterations spent and whether the tolerance was met."""
     z, p, code, t, log_s, s = response
     trial_v, dv, grad_v, inflow, outflow, trial_lam, dlam, grad_m = vectors
     value = evaluate(widths, offsets, target, lower, upper, costs, v, lam, z, p, code, t, log_s, s)
@@ -227,7 +227,9 @@ def spread(widths, target, upper):
 
 
 @njit(**OPTIONS)
-def cooled_newton(widths, offsets, target, lower, upper, costs, cap, tolerance, max_iterations, response, system, vectors, v, lam, scaled):
+def cooled_newton(
+    widths, offsets, target, lower, upper, costs, cap, tolerance, max_iterations, response, system, vectors, v, lam, scaled
+):
     """Newton's method on target / temperature, from a temperature at which the problem is mild down to one.
 
     Potentials and multipliers scale with the temperature up to a bounded remainder, so each stage starts near its solution.
@@ -241,7 +243,20 @@ def cooled_newton(widths, offsets, target, lower, upper, costs, cap, tolerance, 
         scaled[:] = target / temperature
         stage_tolerance, stage_limit = (tolerance, max_iterations - used) if last else (1e-3, min(30, max_iterations - used))
         spent, converged = newton(
-            widths, offsets, scaled, lower, upper, costs, cap / temperature, stage_tolerance, stage_limit, response, system, vectors, v, lam
+            widths,
+            offsets,
+            scaled,
+            lower,
+            upper,
+            costs,
+            cap / temperature,
+            stage_tolerance,
+            stage_limit,
+            response,
+            system,
+            vectors,
+            v,
+            lam,
         )
         used += spent
         if last:
@@ -263,10 +278,17 @@ def solve_range(
     n, m = offsets[layers], costs.shape[1]
     pairs, transitions = (layers, states, actions), (layers, states, actions, states)
     mass, next_mass, scaled = np.zeros(states), np.zeros(states), np.empty(transitions)
-    response = (np.empty(states), np.zeros(transitions), np.zeros(transitions, np.int8), np.zeros(pairs), np.zeros(pairs), np.zeros(pairs))
+    response = (
+        np.empty(states),
+        np.zeros(transitions),
+        np.zeros(transitions, np.int8),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+    )
     system = (
-        np.empty((n, n)), np.empty((n, m)), np.empty((m, m)), np.empty(m), np.empty(m), np.empty(m), np.empty(m), np.empty(m, np.bool_),
-        np.empty(m), np.empty((m, m)),
+        np.empty((n, n)), np.empty((n, m)), np.empty((m, m)), np.empty(m), np.empty(m), np.empty(m), np.empty(m),
+        np.empty(m, np.bool_), np.empty(m), np.empty((m, m)),
     )  # fmt: skip
     vectors = (np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(m), np.empty(m), np.empty(m))
     v, lam = np.empty(n), np.empty(m)

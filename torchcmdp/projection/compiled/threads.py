@@ -1,21 +1,29 @@
 """Share the instances of a batch among threads.
 
-The kernels release the interpreter lock and take a range of instances, so plain Python threads do. They pull small pieces from a queue:
-on a busy machine a slow thread then takes fewer pieces instead of holding up the rest, and small batches never leave the calling thread.
+The kernels release the interpreter lock and take a range of instances, so plain Python threads do. Everybody, the calling thread
+first, takes small pieces until none is left: on a busy machine a late helper finds nothing to do and nobody waits for it.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
-# Threads at most; the environment variable is for people who share a machine.
-THREADS = int(os.environ.get("TORCHCMDP_THREADS", 0)) or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
-# Below this many transitions in all, starting a thread costs more than it saves.
-WORTH_A_THREAD = 20_000
+def _available() -> int:
+    """Threads to use at most: TORCHCMDP_THREADS if set, else the cores this process may run on."""
+    asked = int(os.environ.get("TORCHCMDP_THREADS", "0"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return asked if asked > 0 else cores
+
+
+THREADS = _available()
+
+# Transitions that make it worth waking another thread: about a fifth of a millisecond of work.
+WORTH_A_THREAD = 500
 
 
 @lru_cache(maxsize=1)
@@ -35,8 +43,18 @@ def over_batch(kernel: Callable[..., None], batch: int, transitions: int, *argum
     if threads < 2:
         kernel(0, batch, *arguments)
         return
-    piece = max(1, -(-batch // (4 * threads)))
+    piece = -(-batch // (3 * threads))
+    starts = itertools.count(0, piece)  # next() of it is atomic
+
+    def work() -> None:
+        for start in starts:
+            if start >= batch:
+                return
+            kernel(start, min(start + piece, batch), *arguments)
+
     pool = _pool(THREADS, os.getpid())
-    pieces = [pool.submit(kernel, start, min(start + piece, batch), *arguments) for start in range(0, batch, piece)]
-    for future in pieces:
-        future.result()
+    helpers = [pool.submit(work) for _ in range(threads - 1)]
+    work()
+    for helper in helpers:
+        if not helper.cancel():
+            helper.result()
