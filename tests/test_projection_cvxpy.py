@@ -15,7 +15,7 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import flow_residual, interval_residual, occupancy_of, uniform_policy
 from torchcmdp.projection import cvxpy_layer
-from torchcmdp.projection.cvxpy_layer import solve_cvxpy
+from torchcmdp.projection.cvxpy_layer import RETRY_CAPS, solve_cvxpy
 from torchcmdp.projection.problem import DEFAULT_CAP, ELASTIC, LOG_FLOOR, MAX_ITERATIONS, SOLVED, SafeSet
 
 SOLVERS = [pytest.param("MOREAU", marks=pytest.mark.skipif(not cvxpy_layer._installed("moreau"), reason="no moreau")), "DIFFCP"]
@@ -274,7 +274,7 @@ def test_one_failing_instance_does_not_disturb_the_others(monkeypatch: pytest.Mo
     sizes = refuse_marked(monkeypatch, mark=-64.0)
     leaf = target.clone().requires_grad_()
     result = solve_cvxpy(leaf, safe, solver=solver)
-    assert sizes == [3, 1, 1, 1]
+    assert sizes == [3, 1, 1, 1] + 2 * len(RETRY_CAPS) * [1]  # the batch, one at a time, then each retry twice
     assert result.status.tolist() == [SOLVED, MAX_ITERATIONS, SOLVED]
     assert (result.occupancy[[0, 2]] - healthy.occupancy[[0, 2]]).abs().max() < 1e-7
     assert flow_residual(result.occupancy[1]) < 1e-12
@@ -295,7 +295,7 @@ def test_a_backend_that_returns_nonsense_is_found_out(monkeypatch: pytest.Monkey
     def forward(self: CvxpyLayer, *parameters: Tensor, **options: Any) -> tuple[Tensor, ...]:
         q, *duals = real(self, *parameters, **options)
         factor = torch.tensor([[1.0], [3.0], [math.nan]], dtype=torch.float64)
-        return (q * factor, *duals)
+        return (q * factor[-len(q) :], *duals)  # the last two fail, and fail again when they are retried
 
     monkeypatch.setattr(CvxpyLayer, "forward", forward)
     shared = safe.costs[0].clone().requires_grad_()
@@ -306,6 +306,24 @@ def test_a_backend_that_returns_nonsense_is_found_out(monkeypatch: pytest.Monkey
     assert flow_residual(result.occupancy).max() < 1e-8
     result.occupancy[..., 0, 0].sum().backward()
     assert shared.grad is not None and shared.grad.isfinite().all() and shared.grad.abs().max() > 1e-3
+
+
+def test_a_failure_is_retried_with_a_smaller_exact_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, safe = random_problem(TINY, 1, (3,), seed=12)
+    expected = solve_cvxpy(target, safe)
+    assert (expected.status == SOLVED).all() and expected.multipliers.max() < 200 / 8
+    real, calls = CvxpyLayer.forward, []
+
+    def forward(self: CvxpyLayer, *parameters: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        calls.append(len(parameters[0]))
+        if len(calls) <= 4:
+            raise RuntimeError("no solution")
+        return real(self, *parameters, **options)
+
+    monkeypatch.setattr(CvxpyLayer, "forward", forward)
+    result = solve_cvxpy(target, safe)
+    assert calls == [3, 1, 1, 1, 3] and (result.status == SOLVED).all()
+    assert torch.allclose(result.occupancy, expected.occupancy, atol=1e-6)
 
 
 def test_tiny_negatives_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:

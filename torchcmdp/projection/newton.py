@@ -71,7 +71,7 @@ def solve_newton(log_target: Tensor, safe_set: SafeSet, options: NewtonOptions) 
         outputs = _solve(flat, layout, options)
     dtype = torch.promote_types(log_target.dtype, safe_set.costs.dtype)
     if len(batch) != 1:
-        outputs = [output.reshape(*batch, *output.shape[1:]) for output in outputs]
+        outputs = [output.reshape((*batch, *output.shape[1:])) for output in outputs]
     if dtype != torch.float64:
         outputs = [*(output.to(dtype) for output in outputs[:4]), *outputs[4:]]
     return ProjectionResult(*outputs)

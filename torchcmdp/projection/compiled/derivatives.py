@@ -86,7 +86,7 @@ def spread_back(widths, offsets, costs, k, x, a, a_v, a_m, out):
 @njit(**OPTIONS)
 def linearise(widths, offsets, target, lower, upper, costs, cap, potentials, multipliers, response, system, v, free):
     """Recompute the pairs' responses at the solution and factor its Hessian."""
-    z, p, code, t, log_s, s = response
+    z, p, code, t, exponents, s = response
     hessian, border, corner = system
     layers = target.shape[0]
     for k in range(layers):
@@ -94,7 +94,7 @@ def linearise(widths, offsets, target, lower, upper, costs, cap, potentials, mul
             v[offsets[k] + x] = potentials[k, x]
     for i in range(multipliers.shape[0]):
         free[i] = 0.0 < multipliers[i] < cap
-    evaluate(widths, offsets, target, lower, upper, costs, v, multipliers, z, p, code, t, log_s, s)
+    evaluate(widths, offsets, target, lower, upper, costs, v, multipliers, z, p, code, t, exponents, s)
     assemble(widths, offsets, costs, p, code, s, hessian, border, corner)
     factor(widths, offsets, hessian)
     schur(widths, offsets, hessian, border, corner)
@@ -126,7 +126,7 @@ def vjp_range(
     system = (np.empty((n, n)), np.empty((n, m)), np.empty((m, m)))
     v, a_v, a_m, free, work = np.empty(n), np.empty(n), np.empty(m), np.empty(m, np.bool_), np.empty((m, m))
     flow, pulled = np.zeros(transitions), np.empty(states)
-    z, p, code, t, log_s, s = response
+    z, p, code, t, exponents, s = response
     for b in range(start, stop):
         linearise(
             widths, offsets, target[b], lower[b], upper[b], costs[b], cap, potentials[b], multipliers[b], response, system, v, free
@@ -185,7 +185,7 @@ def jvp_range(
     system = (np.empty((n, n)), np.empty((n, m)), np.empty((m, m)))
     v, x_v, x_m, free, work = np.empty(n), np.empty(n), np.empty(m), np.empty(m, np.bool_), np.empty((m, m))
     moved, bent = np.empty(states), np.empty(states)
-    z, p, code, t, log_s, s = response
+    z, p, code, t, exponents, s = response
     for b in range(start, stop):
         linearise(
             widths, offsets, target[b], lower[b], upper[b], costs[b], cap, potentials[b], multipliers[b], response, system, v, free

@@ -15,14 +15,18 @@ OPTIONS = {"cache": True, "nogil": True, "fastmath": {"contract", "reassoc", "ns
 
 @njit(**OPTIONS)
 def respond(z, lower, upper, n, p, code):
-    """argmin_{lower <= p <= upper, sum p = 1} sum_y p (ln p - z), its value psi, and the scalar t with p = clip(exp(t + z)).
+    """p <- argmin_{lower <= p <= upper, sum p = 1} sum_y p (ln p - z), with its value psi as exp(-psi) = weight * exp(exponent).
 
-    The unclipped softmax is tried first, since most pairs stay inside their intervals.
+    The unclipped softmax is tried first, since most pairs stay inside their intervals, and needs no logarithm in this form. Where p
+    is clipped, the scalar t with p = clip(exp(t + z)) is returned as well.
+
+    Returns:
+        exponent, weight, t.
     """
     if n == 1:
         p[0] = 1.0
         code[0] = FREE
-        return -z[0], -z[0]
+        return z[0], 1.0, 0.0
     largest = z[0]
     for y in range(1, n):
         largest = max(largest, z[y])
@@ -37,14 +41,14 @@ def respond(z, lower, upper, n, p, code):
         if p[y] < lower[y] or p[y] > upper[y]:
             clipped = True
     if not clipped:
-        t = -largest - math.log(total)
-        return t, t
-    return respond_clipped(z, lower, upper, n, p, code)
+        return largest, total, 0.0
+    psi, t = respond_clipped(z, lower, upper, n, p, code)
+    return -psi, 1.0, t
 
 
 @njit(**OPTIONS)
 def respond_clipped(z, lower, upper, n, p, code):
-    """`respond` by variable fixing: each pass puts entries that must be at a bound there for good, so n passes are enough.
+    """p, psi and t of `respond` by variable fixing: each pass puts entries that must be at a bound there for good.
 
     If clipping the free softmax makes the sum exceed one, the true t is smaller, so entries below their lower bound stay there;
     if it falls short, entries above their upper bound stay there.
@@ -106,7 +110,7 @@ def respond_clipped(z, lower, upper, n, p, code):
 
 
 @njit(**OPTIONS)
-def evaluate(widths, offsets, target, lower, upper, costs, v, multipliers, z, p, code, t, log_s, s):
+def evaluate(widths, offsets, target, lower, upper, costs, v, multipliers, z, p, code, t, exponents, s):
     """Evaluate the dual at (v, multipliers), shift the potentials so that every layer has mass one, and return the dual value.
 
     With shifted potentials the dual F = sum s + v(x_0) is L + v(x_0); its partial minimum over the shifts is closed form.
@@ -127,20 +131,19 @@ def evaluate(widths, offsets, target, lower, upper, costs, v, multipliers, z, p,
                 if k < layers - 1:
                     for y in range(n_next):
                         z[y] += v[offsets[k + 1] + y]
-                psi, t[k, x, a] = respond(z, lower[k, x, a], upper[k, x, a], n_next, p[k, x, a], code[k, x, a])
-                value = -psi - v[offsets[k] + x] - shift - penalty
-                log_s[k, x, a] = value
-                largest = max(largest, value)
+                exponent, s[k, x, a], t[k, x, a] = respond(z, lower[k, x, a], upper[k, x, a], n_next, p[k, x, a], code[k, x, a])
+                exponent -= v[offsets[k] + x] + shift + penalty
+                exponents[k, x, a] = exponent
+                largest = max(largest, exponent)
         total = 0.0
         for x in range(widths[k]):
             for a in range(actions):
-                s[k, x, a] = math.exp(log_s[k, x, a] - largest)
+                s[k, x, a] *= math.exp(exponents[k, x, a] - largest)
                 total += s[k, x, a]
         log_mass = largest + math.log(total)
         for x in range(widths[k]):
             for a in range(actions):
                 s[k, x, a] /= total
-                log_s[k, x, a] -= log_mass
         shift += log_mass
         for x in range(widths[k]):
             v[offsets[k] + x] += shift

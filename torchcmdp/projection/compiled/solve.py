@@ -160,9 +160,9 @@ def newton_step(widths, offsets, costs, cap, response, system, v, lam, dv, dlam,
 @njit(**OPTIONS)
 def newton(widths, offsets, target, lower, upper, costs, cap, tolerance, max_iterations, response, system, vectors, v, lam):
     """Minimise the dual from (v, lam), which are overwritten; returns the iterations spent and whether the tolerance was met."""
-    z, p, code, t, log_s, s = response
+    z, p, code, t, exponents, s = response
     trial_v, dv, grad_v, inflow, outflow, trial_lam, dlam, grad_m = vectors
-    value = evaluate(widths, offsets, target, lower, upper, costs, v, lam, z, p, code, t, log_s, s)
+    value = evaluate(widths, offsets, target, lower, upper, costs, v, lam, z, p, code, t, exponents, s)
     best = math.inf
     stalled = 0
     rebalanced = 0
@@ -183,7 +183,7 @@ def newton(widths, offsets, target, lower, upper, costs, cap, tolerance, max_ite
         # the dual value cannot resolve the last steps, hence the slack
         slack = 1e-12 * (1.0 + abs(value))
         if rebalance(v, trial_v, inflow, outflow):
-            trial_value = evaluate(widths, offsets, target, lower, upper, costs, trial_v, lam, z, p, code, t, log_s, s)
+            trial_value = evaluate(widths, offsets, target, lower, upper, costs, trial_v, lam, z, p, code, t, exponents, s)
             if trial_value <= value + slack:
                 v[:] = trial_v
                 value = trial_value
@@ -193,7 +193,7 @@ def newton(widths, offsets, target, lower, upper, costs, cap, tolerance, max_ite
                     continue
                 gradient(widths, offsets, costs, p, s, grad_v, inflow, outflow, grad_m)
             else:
-                value = evaluate(widths, offsets, target, lower, upper, costs, v, lam, z, p, code, t, log_s, s)
+                value = evaluate(widths, offsets, target, lower, upper, costs, v, lam, z, p, code, t, exponents, s)
         slope, longest = newton_step(widths, offsets, costs, cap, response, system, v, lam, dv, dlam, grad_v, grad_m)
         scale = min(1.0, LONGEST_MOVE / longest) if longest > 0.0 else 1.0
         while True:
@@ -201,7 +201,7 @@ def newton(widths, offsets, target, lower, upper, costs, cap, tolerance, max_ite
                 trial_v[j] = v[j] + scale * dv[j]
             for i in range(lam.shape[0]):
                 trial_lam[i] = min(max(lam[i] + scale * dlam[i], 0.0), cap)
-            trial_value = evaluate(widths, offsets, target, lower, upper, costs, trial_v, trial_lam, z, p, code, t, log_s, s)
+            trial_value = evaluate(widths, offsets, target, lower, upper, costs, trial_v, trial_lam, z, p, code, t, exponents, s)
             if trial_value <= value + 1e-4 * scale * slope + slack or scale < 1e-10:
                 break
             scale *= 0.5
