@@ -3,7 +3,7 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help run test lint tensorboard clean
+.PHONY: help run test lint tensorboard clean clean-kernels
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +34,10 @@ tensorboard: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find torchcmdp train tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# numba does not notice that a kernel in another file has changed
+clean-kernels:
+	rm -rf torchcmdp/projection/compiled/__pycache__
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -97,10 +98,25 @@ def _solve(inputs: Sequence[Tensor], layout: Layout, options: NewtonOptions) -> 
         return _solve_compiled(target, lower, upper, costs, layout, options)
     target, lower, upper, costs = (tensor.detach() for tensor in inputs)
     limits = (options.cap, options.tolerance, options.max_iterations, options.fixed_iterations)
-    outputs = torch_solver.solve(target, lower, upper, costs, layout, *limits)
+    with _one_thread(target.device):
+        outputs = torch_solver.solve(target, lower, upper, costs, layout, *limits)
     if options.fixed_iterations is None and (outputs[4] == INVALID).any():
         raise_invalid(target, lower, upper, costs, layout)
     return outputs
+
+
+@contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """Keep torch to one thread on the CPU: its many small operations crawl when two threads meet on a busy machine."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Projection(torch.autograd.Function):
@@ -129,8 +145,9 @@ class _Projection(torch.autograd.Function):
         grad = torch.zeros_like(occupancy) if grads[0] is None else grads[0]
         if grads[1] is not None:
             grad = grad + torch.where(occupancy > 0, grads[1] / occupancy, 0.0)
-        pull = _vjp_compiled if ctx.options.compiled(target.device) else torch_solver.vjp
-        pulled = pull(target, lower, upper, costs, potentials, multipliers, grad, ctx.layout, ctx.options.cap)
+        pull: Any = _vjp_compiled if ctx.options.compiled(target.device) else torch_solver.vjp
+        with _one_thread(target.device):
+            pulled = pull(target, lower, upper, costs, potentials, multipliers, grad, ctx.layout, ctx.options.cap)
         return (*pulled, None, None)
 
     @staticmethod
@@ -141,7 +158,8 @@ class _Projection(torch.autograd.Function):
             for value, tangent in zip((target, lower, upper, costs), tangents[:4], strict=True)
         ]
         push: Any = _jvp_compiled if ctx.options.compiled(target.device) else torch_solver.jvp
-        tangent = push(target, lower, upper, costs, potentials, multipliers, *moves, ctx.layout, ctx.options.cap)
+        with _one_thread(target.device):
+            tangent = push(target, lower, upper, costs, potentials, multipliers, *moves, ctx.layout, ctx.options.cap)
         log_tangent = torch.where(occupancy > 0, tangent / occupancy, 0.0)
         return tangent, log_tangent, None, None, None, None, None, None
 

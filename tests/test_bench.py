@@ -1,0 +1,53 @@
+"""The benchmarks run, say what they measured, and refuse nonsense in one sentence."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from train.__main__ import main
+
+
+def test_projection_benchmark_writes_what_it_prints(tmp_path, capsys):
+    arguments = ["bench", "projection", "--sizes", "small", "--batches", "2", "--seconds", "0.01", "--logdir", str(tmp_path)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "bench" / "projection.md").read_text().strip() in printed
+    rows = list(csv.DictReader(open(tmp_path / "bench" / "projection.csv")))
+    assert [(row["size"], row["batch"], row["mode"]) for row in rows] == [
+        ("small", "2", "forward"),
+        ("small", "2", "forward+backward"),
+    ]
+    assert all(float(row[name]) > 0 for row in rows for name in ("compiled", "torch", "Moreau", "DIFFCP"))
+    assert "not measured" in printed  # the aims are about another size
+
+
+def test_episode_benchmark_accounts_for_the_whole_episode(tmp_path, capsys):
+    arguments = ["bench", "episode", "--batches", "2", "--episodes", "5", "--cvxpy-episodes", "1", "--logdir", str(tmp_path)]
+    assert main(arguments) == 0
+    row = [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].strip("|").split("|")]
+    assert row[0] == "2" and row[-1].endswith("x")
+    assert 95 <= sum(int(cell.rstrip("%")) for cell in row if cell.endswith("%")) <= 105
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["projetion"], "did you mean projection?"),
+        (["projection", "--sizes", "huge"], "--sizes got 'huge'"),
+        (["projection", "--batches", "0"], "--batches is 0"),
+        (["episode", "--episodes", "-3"], "--episodes is -3"),
+        (["episode", "--name", "../x"], "one plain folder name"),
+    ],
+)
+def test_wrong_arguments_get_a_sentence(arguments, sentence, capsys):
+    assert main(["bench", *arguments]) == 2
+    complaint = capsys.readouterr().err
+    assert sentence in complaint and complaint.count("\n") == 1
+
+
+def test_help_lists_the_benchmarks(capsys):
+    assert main(["bench"]) == 0
+    printed = capsys.readouterr().out
+    assert "projection" in printed and "episode" in printed
