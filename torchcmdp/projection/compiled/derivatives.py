@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from torchcmdp.projection.compiled.linalg import assemble, factor, schur, solve_free, solve_lower, solve_upper
-from torchcmdp.projection.compiled.pairs import AT_LOWER, FREE, OPTIONS, evaluate
+from torchcmdp.projection.compiled.pairs import AT_LOWER, FREE, OPTIONS, empty_response, evaluate
 
 
 @njit(**OPTIONS)
@@ -114,18 +114,10 @@ def vjp_range(
     """Pull the cotangent grad_q of the occupancy back to target, lower, upper and costs, for instances start..stop-1."""
     layers, states, actions = target.shape[1], target.shape[2], target.shape[3]
     n, m = offsets[layers], costs.shape[1]
-    pairs, transitions = (layers, states, actions), (layers, states, actions, states)
-    response = (
-        np.empty(states),
-        np.zeros(transitions),
-        np.zeros(transitions, np.int8),
-        np.zeros(pairs),
-        np.zeros(pairs),
-        np.zeros(pairs),
-    )
+    response = empty_response(layers, states, actions)
     system = (np.empty((n, n)), np.empty((n, m)), np.empty((m, m)))
     v, a_v, a_m, free, work = np.empty(n), np.empty(n), np.empty(m), np.empty(m, np.bool_), np.empty((m, m))
-    flow, pulled = np.zeros(transitions), np.empty(states)
+    flow, pulled = np.zeros((layers, states, actions, states)), np.empty(states)
     z, p, code, t, exponents, s = response
     for b in range(start, stop):
         linearise(
@@ -173,15 +165,7 @@ def jvp_range(
     """Push tangents of target, lower, upper and costs forward to the occupancy, for instances start..stop-1."""
     layers, states, actions = target.shape[1], target.shape[2], target.shape[3]
     n, m = offsets[layers], costs.shape[1]
-    pairs, transitions = (layers, states, actions), (layers, states, actions, states)
-    response = (
-        np.empty(states),
-        np.zeros(transitions),
-        np.zeros(transitions, np.int8),
-        np.zeros(pairs),
-        np.zeros(pairs),
-        np.zeros(pairs),
-    )
+    response = empty_response(layers, states, actions)
     system = (np.empty((n, n)), np.empty((n, m)), np.empty((m, m)))
     v, x_v, x_m, free, work = np.empty(n), np.empty(n), np.empty(m), np.empty(m, np.bool_), np.empty((m, m))
     moved, bent = np.empty(states), np.empty(states)

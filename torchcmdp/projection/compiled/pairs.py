@@ -14,6 +14,14 @@ OPTIONS = {"cache": True, "nogil": True, "fastmath": {"contract", "reassoc", "ns
 
 
 @njit(**OPTIONS)
+def empty_response(layers, states, actions):
+    """Room for what `evaluate` computes: z, p, code, t, exponents, s."""
+    pairs, transitions = (layers, states, actions), (layers, states, actions, states)
+    codes = np.zeros(transitions, np.int8)
+    return np.empty(states), np.zeros(transitions), codes, np.zeros(pairs), np.zeros(pairs), np.zeros(pairs)
+
+
+@njit(**OPTIONS)
 def respond(z, lower, upper, n, p, code):
     """p <- argmin_{lower <= p <= upper, sum p = 1} sum_y p (ln p - z), with its value psi as exp(-psi) = weight * exp(exponent).
 

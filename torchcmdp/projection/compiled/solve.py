@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from torchcmdp.projection.compiled.linalg import assemble, box_quadratic, factor, schur, solve_lower, solve_upper
-from torchcmdp.projection.compiled.pairs import OPTIONS, evaluate, gradient
+from torchcmdp.projection.compiled.pairs import OPTIONS, empty_response, evaluate, gradient
 
 # A potential moves by at most this in one step: larger moves overflow, much smaller ones stall when multipliers must grow.
 LONGEST_MOVE = 100.0
@@ -276,16 +276,8 @@ def solve_range(
     """Solve instances start..stop-1 of a batch, filling in the outputs. Instances share nothing but the work space."""
     layers, states, actions = target.shape[1], target.shape[2], target.shape[3]
     n, m = offsets[layers], costs.shape[1]
-    pairs, transitions = (layers, states, actions), (layers, states, actions, states)
-    mass, next_mass, scaled = np.zeros(states), np.zeros(states), np.empty(transitions)
-    response = (
-        np.empty(states),
-        np.zeros(transitions),
-        np.zeros(transitions, np.int8),
-        np.zeros(pairs),
-        np.zeros(pairs),
-        np.zeros(pairs),
-    )
+    mass, next_mass, scaled = np.zeros(states), np.zeros(states), np.empty((layers, states, actions, states))
+    response = empty_response(layers, states, actions)
     system = (
         np.empty((n, n)), np.empty((n, m)), np.empty((m, m)), np.empty(m), np.empty(m), np.empty(m), np.empty(m),
         np.empty(m, np.bool_), np.empty(m), np.empty((m, m)),
