@@ -198,6 +198,15 @@ def test_fixed_iterations_give_the_same_answer_without_host_reads() -> None:
     assert result.occupancy.device.type == "meta" and result.occupancy.shape == exact.occupancy.shape
 
 
+def test_fixed_iterations_name_what_they_cannot_refuse() -> None:
+    loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 1, batch=4, seed=4)
+    exact = project(loss, reference, safe_set, 1.0)
+    result = project(loss, _spoil(reference, float("nan")), safe_set, 1.0, fixed_iterations=15)
+    assert result.status_names[2] == "invalid" and "invalid" not in result.status_names[:2]
+    others = torch.arange(4) != 2
+    assert torch.allclose(result.occupancy[others], exact.occupancy[others], atol=1e-9)
+
+
 def test_too_few_iterations_are_named() -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 2, batch=4, seed=4)
     for backend in BACKENDS:

@@ -18,9 +18,9 @@ from torchcmdp.layout import Layout
 from torchcmdp.projection import torch_solver
 from torchcmdp.projection.compiled.derivatives import jvp_range, vjp_range
 from torchcmdp.projection.compiled.pairs import offsets_of
-from torchcmdp.projection.compiled.solve import INVALID, solve_range
+from torchcmdp.projection.compiled.solve import solve_range
 from torchcmdp.projection.compiled.threads import over_batch
-from torchcmdp.projection.problem import ProjectionResult, SafeSet
+from torchcmdp.projection.problem import INVALID, ProjectionResult, SafeSet
 
 BACKENDS = ("auto", "compiled", "torch")
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 
-SOLVED, ELASTIC, MAX_ITERATIONS = 0, 1, 2
-STATUS_NAMES = ("solved", "elastic", "max_iterations")
+# Invalid is only ever seen in fixed-iteration mode, which cannot look at its input to refuse it.
+SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = 0, 1, 2, 3
+STATUS_NAMES = ("solved", "elastic", "max_iterations", "invalid")
 
 # Safety multipliers never exceed this; where the safe set is empty it is the exact penalty per unit of violation.
 DEFAULT_CAP = 200.0
@@ -65,7 +66,8 @@ class ProjectionResult:
         log_occupancy: ln q, accurate where q underflows; -inf in the padding and where q is zero.
         potentials: Flow multipliers v(x), `(... x L x S)`.
         multipliers: Safety multipliers in [0, cap], `(... x m)`; eta times the paper's.
-        status: `(...)` int8: 0 solved, 1 elastic (a multiplier is at its cap: the set is empty or nearly so), 2 max_iterations.
+        status: `(...)` int8: 0 solved, 1 elastic (a multiplier is at its cap: the set is empty or nearly so), 2 max_iterations,
+            3 invalid (NaN or an impossible interval, in fixed-iteration mode; otherwise that is an error).
         residual: Largest violation of flow, intervals and (where not elastic) safety, `(...)`.
         gap: Duality gap of the elastic problem, `(...)`: an upper bound on the suboptimality of `occupancy`.
         iterations: Iterations spent, `(...)` int64; -1 where the solver does not say.

@@ -9,12 +9,12 @@ from torchcmdp.layout import Layout
 from torchcmdp.projection.compiled.solve import (
     ACCEPTABLE_GAP,
     ACCEPTABLE_RESIDUAL,
-    INVALID,
     LONGEST_MOVE,
     PLAIN_ITERATIONS,
     RELATIVE_TOLERANCE,
     SETTLED_RELATIVE,
 )
+from torchcmdp.projection.problem import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 from torchcmdp.projection.torch_pairs import (
     Problem,
     Response,
@@ -219,7 +219,7 @@ def certify(problem: Problem, response: Response, lam: Tensor, iterations: Tenso
     unpriced = torch.cat([torch.where(lam < problem.cap, used, 0.0), zero], 1).amax(1)
     elastic = violation > ACCEPTABLE_RESIDUAL
     failed = ~((unpriced <= ACCEPTABLE_RESIDUAL) & (gap <= ACCEPTABLE_GAP * (1 + torch.where(elastic, response.value.abs(), 0.0))))
-    status = torch.where(failed, 2, torch.where(elastic, 1, 0)).to(torch.int8)
+    status = torch.where(failed, MAX_ITERATIONS, torch.where(elastic, ELASTIC, SOLVED)).to(torch.int8)
     status = torch.where(invalid, torch.full_like(status, INVALID), status)
     return occupancy, log_occupancy, response.v, lam, status, unpriced, gap, iterations
 

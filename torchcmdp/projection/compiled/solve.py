@@ -9,6 +9,7 @@ from numba import njit
 
 from torchcmdp.projection.compiled.linalg import assemble, box_quadratic, factor, schur, solve_lower, solve_upper
 from torchcmdp.projection.compiled.pairs import OPTIONS, empty_response, evaluate, gradient
+from torchcmdp.projection.problem import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
 # A potential moves by at most this in one step: larger moves overflow, much smaller ones stall when multipliers must grow.
 LONGEST_MOVE = 100.0
@@ -21,8 +22,6 @@ ACCEPTABLE_RESIDUAL, ACCEPTABLE_GAP = 1e-9, 1e-8
 
 # Newton's method from zero is given this many iterations before it is started again on a cooling schedule.
 PLAIN_ITERATIONS = 30
-
-INVALID = 3
 
 
 @njit(**OPTIONS)
@@ -314,6 +313,6 @@ def solve_range(
         # at the cap the gap is a difference of numbers as large as the dual value
         allowed = ACCEPTABLE_GAP * (1.0 + abs(v[0])) if elastic else ACCEPTABLE_GAP
         if unpriced <= ACCEPTABLE_RESIDUAL and certificate <= allowed:
-            status[b] = 1 if elastic else 0
+            status[b] = ELASTIC if elastic else SOLVED
         else:
-            status[b] = 2
+            status[b] = MAX_ITERATIONS

@@ -12,12 +12,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
+from torchcmdp.errors import InvalidInput
+
 
 def _available() -> int:
     """Threads to use at most: TORCHCMDP_THREADS if set, else the cores this process may run on."""
-    asked = int(os.environ.get("TORCHCMDP_THREADS", "0"))
+    asked = os.environ.get("TORCHCMDP_THREADS", "0")
+    if not asked.isdecimal():
+        raise InvalidInput(
+            f"the environment variable TORCHCMDP_THREADS is {asked!r}; expected a number of threads, or 0 for all cores."
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return asked if asked > 0 else cores
+    return int(asked) or cores
 
 
 THREADS = _available()
