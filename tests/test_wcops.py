@@ -123,7 +123,7 @@ class TestAgainstLiteral:
             literal.q = cropped(learner.occupancy[0], layout)
             update_both(learner, literal, world.rollout(learner.policy))
             assert (learner.occupancy[0] - padded(literal.q, layout)).abs().max() < 1e-6
-            # the solver's tolerance of 1e-11 on each of two constraints, at a price of 50
+            # the solver's tolerance of 1e-11 on each of two constraints, at the price of the cap
             assert literal.objective(cropped(learner.occupancy[0], layout)) < literal.objective(literal.q) + 1e-9
         assert literal.elastic_seen > 0 and literal.excess_seen > 0
 
