@@ -17,6 +17,7 @@ from torchcmdp.confidence import (
     confidence_set,
     empirical_kernel,
     lower_occupancy,
+    transition_width,
     upper_occupancy,
     upper_occupancy_visited,
     visited_pairs,
@@ -242,9 +243,27 @@ def test_widths_are_the_formulas() -> None:
         for y in range(n):
             mean = float(M[j, k, x, a, y]) / count
             bern = float(scale[j]) * (2 * math.sqrt(mean * iota / max(1, count - 1)) + 14 * iota / (3 * max(1, count - 1)))
-            for kind, half in (("entrywise", radius), ("l1", radius / 2), ("bernstein", bern)):
+            wide = iota + math.log(6)
+            efroni = float(scale[j]) * (2 * math.sqrt(mean * (1 - mean) * wide / count) + 14 * wide / (3 * count))
+            luo = float(scale[j]) * (4 * math.sqrt(mean * iota / count) + 28 * iota / (3 * count))
+            halves = {"entrywise": radius, "l1": radius / 2, "bernstein": bern, "efroni": efroni, "luo": luo}
+            assert set(halves) == set(CONFIDENCE_KINDS)
+            for kind, half in halves.items():
                 assert math.isclose(float(sets[kind].lower[j, k, x, a, y]), max(0, mean - half), abs_tol=1e-12)
                 assert math.isclose(float(sets[kind].upper[j, k, x, a, y]), min(1, mean + half), abs_tol=1e-12)
+
+
+def test_a_set_is_the_kernel_plus_minus_its_width() -> None:
+    N, M = random_counts(LAYOUT, 40, 13)
+    like = {"horizon": 1000, "delta": 0.01, "width_scale": 0.02}
+    center, mask = empirical_kernel(N, M, LAYOUT), LAYOUT.transition_mask()
+    for kind in CONFIDENCE_KINDS:
+        if kind == "l1":
+            continue
+        width, box = transition_width(kind, N, M, LAYOUT, **like), confidence_set(kind, N, M, LAYOUT, **like)
+        assert (width[:, ~mask] == 0).all() and (width[:, mask] > 0).any()
+        assert torch.equal(box.upper, (center + width).clamp_max(1) * mask)
+        assert torch.equal(box.lower, (center - width).clamp_min(0))
 
 
 @pytest.mark.parametrize("kind", CONFIDENCE_KINDS)

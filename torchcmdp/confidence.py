@@ -16,7 +16,7 @@ from torchcmdp.layout import Layout
 if TYPE_CHECKING:
     from torchcmdp.trajectory import Trajectory
 
-CONFIDENCE_KINDS = ("entrywise", "l1", "bernstein")
+CONFIDENCE_KINDS = ("entrywise", "l1", "bernstein", "efroni", "luo")
 
 
 def visited_transitions(trajectory: Trajectory, layout: Layout, dtype: torch.dtype) -> Tensor:
@@ -159,6 +159,46 @@ def transition_log_term(layout: Layout, horizon: int, delta: float) -> float:
     return math.log(horizon * layout.total_states * layout.actions / delta)
 
 
+def transition_width(
+    kind: str,
+    visits: Tensor,
+    transition_visits: Tensor,
+    layout: Layout,
+    *,
+    horizon: int,
+    delta: float,
+    width_scale: Tensor | float = 1.0,
+) -> Tensor:
+    """How far a transition probability may lie from M / N for each successor: `(... x L x S x A x S)`, zero in the padding.
+
+    The arguments are those of `confidence_set`, and so are the kinds, but for "l1", whose number is a radius and no width. A pair
+    that was never visited has width one, whatever the scale.
+    """
+    center = empirical_kernel(visits, transition_visits, layout)
+    width = _half_width(kind, center, visits, layout, transition_log_term(layout, horizon, delta), width_scale)
+    return width * layout.transition_mask(visits.device)
+
+
+def _half_width(kind: str, center: Tensor, visits: Tensor, layout: Layout, iota: float, width_scale: Tensor | float) -> Tensor:
+    """The widths of `transition_width` around the center, whatever in the padding: `(... x L x S x A x S)` or `(... x 1)`."""
+    samples = visits.clamp_min(1).unsqueeze(-1)
+    if kind == "entrywise":
+        width = ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype).unsqueeze(-1) / samples).sqrt()
+    elif kind == "bernstein":
+        samples = (visits - 1).clamp_min(1).unsqueeze(-1)
+        width = 2 * (center * (iota / samples)).sqrt() + (14 * iota / 3) / samples
+    elif kind == "efroni":
+        iota += math.log(6)
+        width = 2 * (center * (1 - center) * (iota / samples)).sqrt() + (14 * iota / 3) / samples
+    elif kind == "luo":
+        width = 4 * (center * (iota / samples)).sqrt() + (28 * iota / 3) / samples
+    else:
+        raise InvalidInput(f"confidence is {kind!r}; it must be one of {', '.join(map(repr, CONFIDENCE_KINDS))}.")
+    if isinstance(width_scale, Tensor):
+        width_scale = width_scale[..., None, None, None, None]
+    return torch.where((visits > 0).unsqueeze(-1), width_scale * width, 1.0)
+
+
 def confidence_set(
     kind: str,
     visits: Tensor,
@@ -169,38 +209,33 @@ def confidence_set(
     delta: float,
     width_scale: Tensor | float = 1.0,
 ) -> KernelSet:
-    """The transition kernels that the visits so far leave plausible (line 8; the kinds are those of D7).
+    """The transition kernels that the visits so far leave plausible (line 8; the first three kinds are those of D7).
 
-    A pair that was never visited admits every row, whatever the scale.
+    A pair that was never visited admits every row, whatever the scale. With iota = ln(T |X| |A| / delta) and N = max(1, visits):
+
+    - "entrywise", the paper's set: |p - M/N| <= sqrt(2 n_{k+1} iota / N) for each successor;
+    - "l1", the L1 ball with the same number as its radius;
+    - "bernstein", UOB-REPS's: |p - M/N| <= 2 sqrt(M/N iota / (N-1)) + 14 iota / (3 (N-1));
+    - "efroni", OptCMDP's: |p - M/N| <= 2 sqrt(M/N (1 - M/N) iota' / N) + 14 iota' / (3 N) with iota' = iota + ln 6;
+    - "luo", of policy optimisation with dilated bonuses: |p - M/N| <= 4 sqrt(M/N iota / N) + 28 iota / (3 N).
 
     Args:
-        kind: "entrywise", the paper's set: |p - M/N| <= sqrt(2 n_{k+1} iota / N) for each successor; "l1", the L1 ball with the
-            same number as its radius; "bernstein", UOB-REPS's |p - M/N| <= 2 sqrt(M/N iota / (N-1)) + 14 iota / (3 (N-1)).
+        kind: One of the above.
         visits: N(x,a), `(... x L x S x A)`.
         transition_visits: M(x,a,y), `(... x L x S x A x S)`.
         layout: Layer widths and actions.
-        horizon: T; with delta it gives iota = ln(T |X| |A| / delta).
+        horizon: T.
         delta: Failure probability.
         width_scale: Multiplies every width, a float or `(...)`.
     """
-    iota = transition_log_term(layout, horizon, delta)
-    center = empirical_kernel(visits, transition_visits, layout)
+    center, iota = empirical_kernel(visits, transition_visits, layout), transition_log_term(layout, horizon, delta)
+    if kind != "l1":
+        return _box(center, _half_width(kind, center, visits, layout, iota, width_scale), layout)
     if isinstance(width_scale, Tensor):
         width_scale = width_scale[..., None, None, None]
-    visited = visits > 0
-    if kind == "bernstein":
-        samples = (visits - 1).clamp_min(1).unsqueeze(-1)
-        if isinstance(width_scale, Tensor):
-            width_scale = width_scale.unsqueeze(-1)
-        half = width_scale * (2 * (center * (iota / samples)).sqrt() + (14 * iota / 3) / samples)
-        return _box(center, torch.where(visited.unsqueeze(-1), half, 1.0), layout)
-    width = width_scale * ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype) / visits.clamp_min(1)).sqrt()
-    if kind == "entrywise":
-        return _box(center, torch.where(visited, width, 1.0).unsqueeze(-1), layout)
-    if kind == "l1":
-        everything = 2.0 * layout.pair_mask(visits.device).to(visits.dtype)
-        return L1Ball(center, torch.where(visited, width, everything), layout)
-    raise InvalidInput(f"confidence is {kind!r}; it must be one of {', '.join(map(repr, CONFIDENCE_KINDS))}.")
+    radius = width_scale * ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype) / visits.clamp_min(1)).sqrt()
+    everything = 2.0 * layout.pair_mask(visits.device).to(visits.dtype)
+    return L1Ball(center, torch.where(visits > 0, radius, everything), layout)
 
 
 def _box(center: Tensor, half: Tensor, layout: Layout) -> Intervals:
