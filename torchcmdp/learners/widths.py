@@ -1,0 +1,53 @@
+"""The widths around plain averages that the optimistic rivals add: as published, or matched to those of WC-OPS."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from torchcmdp.estimation import bonus
+from torchcmdp.layout import Layout
+
+WIDTH_MODES = ("published", "matched")
+
+
+def feedback_widths(
+    mode: str,
+    visits: Tensor,
+    layout: Layout,
+    constraints: int,
+    *,
+    horizon: int,
+    delta: float,
+    bonus_scale: Tensor | float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """beta^r and beta^g, how far the mean reward and the mean costs of a pair may lie from their averages (ALGORITHMS section c).
+
+    "published" takes beta^g = sqrt(2 iota' / N) with iota' = ln(6 |X| |A| (m + 1) T / delta) and N = max(1, visits), "matched"
+    takes WC-OPS's cost bonus. Rewards have half the range of costs, and so half their width: sqrt(iota' / (2 N)) as published.
+
+    Args:
+        mode: "published" or "matched".
+        visits: N(x,a), `(... x L x S x A)`.
+        layout: Layer widths and actions.
+        constraints: m.
+        horizon: T.
+        delta: Failure probability.
+        bonus_scale: Multiplies both widths, a float or `(...)`.
+
+    Returns:
+        Twice `(... x L x S x A)`, zero in the padding: of rewards, and of the costs of every constraint.
+    """
+    if mode == "matched":
+        cost_width = bonus(visits, layout, constraints, horizon=horizon, delta=delta, bonus_scale=bonus_scale)
+    else:
+        logarithm = math.log(6 * layout.total_states * layout.actions * (constraints + 1) * horizon / delta)
+        scale = bonus_scale[..., None, None, None] if isinstance(bonus_scale, Tensor) else bonus_scale
+        cost_width = scale * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
+    return 0.5 * cost_width, cost_width
+
+
+def transition_kind(mode: str, confidence: str) -> str:
+    """The kind of transition widths: OptCMDP's own as published, and the kind that WC-OPS uses where they are matched."""
+    return confidence if mode == "matched" else "efroni"
