@@ -46,7 +46,8 @@ def empirical_kernel(visits: Tensor, transition_visits: Tensor, layout: Layout) 
         `(... x L x S x A x S)`.
     """
     visits = visits.unsqueeze(-1)
-    return torch.where(visits > 0, transition_visits / visits.clamp_min(1), _uniform_kernel(layout, visits.dtype, visits.device))
+    seen = torch.where(visits > 0, visits, 1.0)  # not a clamp: the visits that a policy leads one to expect may be below one
+    return torch.where(visits > 0, transition_visits / seen, _uniform_kernel(layout, visits.dtype, visits.device))
 
 
 @lru_cache(maxsize=256)
