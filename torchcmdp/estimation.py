@@ -45,6 +45,45 @@ def violation_threshold(episode: Tensor | int, layout: Layout, constraints: int,
     return constant * torch.as_tensor(episode).to(torch.float64).sqrt()
 
 
+def step_uncertainty(lower: Tensor, upper: Tensor, cost_bonus: Tensor, visits: Tensor, layout: Layout) -> Tensor:
+    """min(2, 2b) + 3L min(2, sum_y upper - lower): what a visit may add to the violation of a learner that thinks itself safe (a.6).
+
+    The first term bounds how far the optimistic cost lies below the mean, and is 2 at pairs never visited. The second bounds what
+    not knowing the transitions adds, and is left out where there is only one successor.
+
+    Args:
+        lower, upper: Transition intervals in force, `(... x L x S x A x S)`.
+        cost_bonus: b, `(... x L x S x A)`.
+        visits: N(x,a), `(... x L x S x A)`.
+
+    Returns:
+        `(... x L x S x A)`.
+    """
+    several = layout.next_widths(visits.device) > 1
+    kernel_term = 3 * layout.layers * several * (upper - lower).sum(-1).clamp_max(2)
+    return (torch.where(visits > 0, (2 * cost_bonus).clamp_max(2), 2.0) + kernel_term) * layout.pair_mask(visits.device)
+
+
+def empirical_threshold(
+    uncertainty: Tensor, episode: Tensor | int, layout: Layout, constraints: int, *, horizon: int, delta: float
+) -> Tensor:
+    """C_t from the widths in force: their sum along the paths, and (4L + 6L L') sqrt(2 t ln(3 m T / delta)) for the paths' luck (a.6).
+
+    L' counts the layers whose transitions are to be learnt, those with more than one successor.
+
+    Args:
+        uncertainty: Sum of `step_uncertainty` over all visits so far, `(...)`.
+        episode: t, an int or a tensor that broadcasts.
+
+    Returns:
+        `(...)`.
+    """
+    layers, unknown = layout.layers, sum(width > 1 for width in layout.widths[1:])
+    logarithm = math.log(3 * max(constraints, 1) * horizon / delta)
+    luck = (4 * layers + 6 * layers * unknown) * (2 * logarithm * torch.as_tensor(episode).to(torch.float64)).sqrt()
+    return uncertainty + luck.to(uncertainty.dtype)
+
+
 def excess(
     path_violation: Tensor, threshold: Tensor, threshold_scale: Tensor | float = 1.0, cap_scale: Tensor | float = 1.0
 ) -> Tensor:
@@ -76,6 +115,21 @@ def learning_rate(gamma_excess: Tensor, visits: Tensor) -> Tensor:
     visits = visits.unsqueeze(-4)
     rate = (1 + gamma_excess)[..., None, None, None] / visits.clamp_min(1)
     return torch.minimum(rate, visits.clamp_max(1))  # the cap is one where the pair was visited and zero where it was not
+
+
+def expected_learning_rate(gamma_excess: Tensor, visits: Tensor, visited: Tensor) -> Tensor:
+    """min(1, (1 + Gamma_i) v(x,a) / N(x,a)), and zero where N = 0: beta where an episode visits a pair v <= 1 times on average.
+
+    Args:
+        gamma_excess: Gamma_i, `(... x m)`.
+        visits: N(x,a) with the current episode counted, `(... x L x S x A)`.
+        visited: v(x,a), `(... x L x S x A)`.
+
+    Returns:
+        `(... x m x L x S x A)`.
+    """
+    share = visited / torch.where(visits > 0, visits, 1.0)
+    return ((1 + gamma_excess)[..., None, None, None] * share.unsqueeze(-4)).clamp_max(1)
 
 
 def update_cost_estimate(estimate: Tensor, rate: Tensor, visited: Tensor, costs: Tensor) -> Tensor:

@@ -55,8 +55,7 @@ class Learner(nn.Module, ABC):
         self.constraints = whole_number("constraints", constraints, least=0)
         self.horizon = whole_number("horizon", horizon, least=1)
         self.runs = whole_number("runs", runs, least=1)
-        if not 0 < delta < 1:
-            raise InvalidInput(f"delta is {delta}; it must lie strictly between 0 and 1.")
+        check_delta(delta)
         if not dtype.is_floating_point:
             raise InvalidInput(f"dtype is {dtype}; it must be a floating-point type.")
         self.delta = float(delta)
@@ -123,6 +122,17 @@ class Learner(nn.Module, ABC):
             return value
         return value.to(self.dtype).expand(self.runs)
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `nn.Module`, which writes the hyperparameters too: refused where one carries a derivative, which would be lost."""
+        for name in self._hyperparameters:
+            value: Tensor = getattr(self, name)
+            if not isinstance(value, nn.Parameter) and _connected(value):
+                raise InvalidInput(
+                    f"{name} carries a gradient or a tangent, and loading a state would overwrite it; make it an nn.Parameter, or "
+                    "load into a learner made with its value alone."
+                )
+        return super().load_state_dict(*args, **kwargs)
+
     def check_trajectory(self, trajectory: Trajectory) -> None:
         """Refuse a trajectory of another layout, batch or number of constraints; its values are not looked at."""
         steps = (self.runs, self.layout.layers)
@@ -139,6 +149,12 @@ def whole_number(name: str, value: int, *, least: int) -> int:
     if isinstance(value, bool) or not float(value).is_integer() or value < least:
         raise InvalidInput(f"{name} is {value}; it must be a whole number of at least {least}.")
     return int(value)
+
+
+def check_delta(delta: float) -> None:
+    """Refuse a failure probability that is none."""
+    if not 0 < delta < 1:
+        raise InvalidInput(f"delta is {delta}; it must lie strictly between 0 and 1.")
 
 
 def choice(name: str, value: str, options: Sequence[str]) -> str:
@@ -166,10 +182,15 @@ def per_run(name: str, value: Tensor | float, runs: int, *, dtype: torch.dtype, 
         raise InvalidInput(f"{name} contains {worst}; it must be a finite number that is not negative.")
     if isinstance(value, nn.Parameter):
         return value
-    connected = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
+    connected = _connected(value)
     value = value.to(device=device, dtype=dtype).expand(runs)
     # a copy, since load_state_dict writes into buffers and the caller's tensor is not ours to write to
     return value if connected else value.detach().clone()
+
+
+def _connected(value: Tensor) -> bool:
+    """Whether a tensor carries a gradient or a tangent."""
+    return value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
 
 
 def _plain(value: Tensor) -> float | list[float]:

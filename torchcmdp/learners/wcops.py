@@ -14,25 +14,32 @@ from torchcmdp.confidence import (
     CONFIDENCE_KINDS,
     KernelSet,
     confidence_set,
+    upper_occupancy,
     upper_occupancy_visited,
     visited_transitions,
 )
 from torchcmdp.estimation import (
     bonus,
+    empirical_threshold,
     excess,
+    expected_learning_rate,
     learning_rate,
     loss_estimate,
     optimistic_cost,
+    step_uncertainty,
     update_cost_estimate,
     violation_threshold,
 )
 from torchcmdp.layout import Layout
-from torchcmdp.learners.base import Learner, choice
+from torchcmdp.learners.base import Learner, check_delta, choice, whole_number
+from torchcmdp.learners.practical import PRACTICAL_SCALES
 from torchcmdp.occupancy import uniform_occupancy
 from torchcmdp.projection import ELASTIC, LOG_FLOOR, METHODS, ProjectionResult, SafeSet, project
 from torchcmdp.trajectory import Trajectory
 
 PROJECTION_OPTIONS = tuple(name for name in (project.__kwdefaults__ or {}) if name not in ("log_reference", "method"))
+
+THRESHOLDS = ("paper", "empirical")
 
 # Floor of the stored reference on real transitions, so that a coordinate that one safe set forbids can return in a later one (D9).
 OCCUPANCY_FLOOR = 1e-14
@@ -40,6 +47,8 @@ OCCUPANCY_FLOOR = 1e-14
 
 def default_step(layout: Layout, horizon: int, delta: float) -> float:
     """eta = gamma = sqrt(L ln(L |X| |A| / delta) / (T |X| |A|)), the paper's choice."""
+    horizon = whole_number("horizon", horizon, least=1)
+    check_delta(delta)
     pairs = layout.total_states * layout.actions
     return math.sqrt(layout.layers * math.log(layout.layers * pairs / delta) / (horizon * pairs))
 
@@ -70,6 +79,7 @@ class WCOPS(Learner):
         width_scale: Multiplies the transition widths.
         threshold_scale: Multiplies C_t where Gamma starts.
         cap_scale: Multiplies C_t where Gamma ends.
+        violation_threshold: "paper", or "empirical": C_t computed from the widths in force (ALGORITHMS a.6).
         confidence: "entrywise" (the paper's), "l1" or "bernstein". Of an L1 ball the projection sees the tightest box around it.
         projection: "newton" or "cvxpy".
         projection_options: Further keyword arguments of `project`.
@@ -81,6 +91,7 @@ class WCOPS(Learner):
     transition_visits: Tensor
     cost_estimate: Tensor
     path_violation: Tensor
+    uncertainty: Tensor
     _floor: Tensor
 
     def __init__(
@@ -97,6 +108,7 @@ class WCOPS(Learner):
         width_scale: Tensor | float = 1.0,
         threshold_scale: Tensor | float = 1.0,
         cap_scale: Tensor | float = 1.0,
+        violation_threshold: str = "paper",
         confidence: str = "entrywise",
         projection: str = "newton",
         projection_options: Mapping[str, Any] | None = None,
@@ -111,6 +123,7 @@ class WCOPS(Learner):
         self.add_hyperparameter("width_scale", width_scale)
         self.add_hyperparameter("threshold_scale", threshold_scale)
         self.add_hyperparameter("cap_scale", cap_scale)
+        self.violation_threshold = choice("violation_threshold", violation_threshold, THRESHOLDS)
         self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
         self.projection = choice("projection", projection, METHODS)
         self.projection_options = dict(projection_options or {})
@@ -118,6 +131,36 @@ class WCOPS(Learner):
             choice("an entry of projection_options", option, PROJECTION_OPTIONS)
         self._register_state()
         self._forget()
+
+    @classmethod
+    def scaled(
+        cls,
+        layout: Layout,
+        constraints: int,
+        horizon: int,
+        delta: float = 0.01,
+        runs: int = 1,
+        *,
+        eta_scale: Tensor | float = 1.0,
+        gamma_scale: Tensor | float = 1.0,
+        **options: Any,
+    ) -> WCOPS:
+        """WC-OPS with all its constants as multiples of the paper's: `eta_scale` and `gamma_scale`, and the scales it has anyway."""
+        step = default_step(layout, horizon, delta)
+        steps = {"eta": eta_scale * step, "gamma": gamma_scale * step}
+        return cls(layout, constraints, horizon, delta, runs, **{**steps, **options})
+
+    @classmethod
+    def practical(
+        cls, layout: Layout, constraints: int, horizon: int, delta: float = 0.01, runs: int = 1, **overrides: Any
+    ) -> WCOPS:
+        """WC-OPS with constants that a study by gradient found, for horizons people can run; they carry no worst-case guarantee.
+
+        Args:
+            layout, constraints, horizon, delta, runs: As in the constructor.
+            overrides: Any of its options, or of the scales in `learners/practical.py`, which says how they were found.
+        """
+        return cls.scaled(layout, constraints, horizon, delta, runs, **{**PRACTICAL_SCALES, **overrides})
 
     def _register_state(self) -> None:
         """The state before the first episode: the uniform occupancy, no visits, no costs seen."""
@@ -133,6 +176,8 @@ class WCOPS(Learner):
         self.register_buffer("transition_visits", torch.zeros(self.runs, *self.layout.transition_shape, **like))
         self.register_buffer("cost_estimate", torch.zeros(self.runs, m, *pairs, **like))
         self.register_buffer("path_violation", torch.zeros(self.runs, m, **like))
+        if self.violation_threshold == "empirical":
+            self.register_buffer("uncertainty", torch.zeros(self.runs, **like))
 
     def _forget(self) -> None:
         """Drop what was computed from the buffers, because they changed."""
@@ -181,10 +226,33 @@ class WCOPS(Learner):
         """One episode of Algorithm 1 after the roll-out: estimate, count, rebuild the safe set, project."""
         self.check_trajectory(trajectory)
         transitions = visited_transitions(trajectory, self.layout, self.dtype)
-        visited = transitions.sum(-1)
+        visited, costs = transitions.sum(-1), trajectory.costs.to(self.dtype)
         loss = self._estimate_loss(trajectory, visited)
-        self._count(trajectory, visited, transitions)
-        gamma_excess, rate = self._estimate_costs(trajectory, visited)
+        self._count(visited, transitions, costs.sum(-2))
+        self._move(loss, *self._estimate_costs(visited, costs))
+
+    def update_expected(self, occupancy: Tensor, rewards: Tensor, costs: Tensor) -> None:
+        """One episode with its expectation in place of a sample: every pair is visited as often as the policy leads one to expect.
+
+        Nothing is random then, so that a run is a smooth function of its hyperparameters, kinks aside.
+
+        Args:
+            occupancy: q^{P,pi}(x,a,y) of the policy just played under the true transitions, `(runs x L x S x A x S)`.
+            rewards: `(runs x L x S x A)` or `(L x S x A)`.
+            costs: `(runs x m x L x S x A)` or `(m x L x S x A)`.
+        """
+        self.layout.check_shape("occupancy", occupancy, kind="transition")
+        visited = occupancy.sum(-1)
+        upper = upper_occupancy(self.kernels, self.policy, self.layout)
+        loss = (1 - rewards) * visited / (upper + self.hyperparameter("gamma")[:, None, None, None])
+        self._count(visited, occupancy, (costs * visited.unsqueeze(-4)).sum((-3, -2, -1)))
+        gamma_excess = self._excess()
+        rate = expected_learning_rate(gamma_excess, self.visits, visited)
+        self.cost_estimate = self.cost_estimate + rate * (costs - self.cost_estimate)
+        self._move(loss, gamma_excess, rate)
+
+    def _move(self, loss: Tensor, gamma_excess: Tensor, rate: Tensor) -> None:
+        """Line 9 and what follows from it."""
         result = self._project(loss, self.safe_set())
         self.log_occupancy = torch.maximum(result.log_occupancy, self._floor)
         self._derived.policy = None
@@ -195,28 +263,41 @@ class WCOPS(Learner):
         upper = upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
         return loss_estimate(visited, trajectory.rewards.to(self.dtype), upper, self.hyperparameter("gamma"))
 
-    def _count(self, trajectory: Trajectory, visited: Tensor, transitions: Tensor) -> None:
+    def _count(self, visited: Tensor, transitions: Tensor, path_costs: Tensor) -> None:
         """N, M, S_i and t with the episode counted; P_t follows from them when it is asked for."""
+        if self.violation_threshold == "empirical":  # with the widths that the episode was planned with
+            step = step_uncertainty(self.kernels.lower, self.kernels.upper, self._bonus(), self.visits, self.layout)
+            self.uncertainty = self.uncertainty + (step * visited).sum((-3, -2, -1))
         self.episode = self.episode + 1
         self.visits = self.visits + visited
         self.transition_visits = self.transition_visits + transitions
-        self.path_violation = self.path_violation + trajectory.costs.sum(-2, dtype=self.dtype)
+        self.path_violation = self.path_violation + path_costs
         self._derived.kernels = None
 
-    def _estimate_costs(self, trajectory: Trajectory, visited: Tensor) -> tuple[Tensor, Tensor]:
+    def _estimate_costs(self, visited: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
         """Line 6: Gamma_i `(runs x m)`, then beta at the visited pairs `(runs x m x L x S x A)`, then ghat."""
-        threshold = violation_threshold(self.episode, self.layout, self.constraints, horizon=self.horizon, delta=self.delta)
-        scales = self.hyperparameter("threshold_scale"), self.hyperparameter("cap_scale")
-        gamma_excess = excess(self.path_violation, threshold, *scales)
+        gamma_excess = self._excess()
         rate = learning_rate(gamma_excess, self.visits)
-        self.cost_estimate = update_cost_estimate(self.cost_estimate, rate, visited, trajectory.costs.to(self.dtype))
+        self.cost_estimate = update_cost_estimate(self.cost_estimate, rate, visited, costs)
         return gamma_excess, rate * visited.unsqueeze(-4)
+
+    def _excess(self) -> Tensor:
+        """Gamma_i, `(runs x m)`."""
+        like: dict[str, Any] = {"horizon": self.horizon, "delta": self.delta}
+        if self.violation_threshold == "empirical":
+            threshold = empirical_threshold(self.uncertainty, self.episode, self.layout, self.constraints, **like)
+        else:
+            threshold = violation_threshold(self.episode, self.layout, self.constraints, **like)
+        return excess(self.path_violation, threshold, self.hyperparameter("threshold_scale"), self.hyperparameter("cap_scale"))
+
+    def _bonus(self) -> Tensor:
+        """b_t, `(runs x L x S x A)`."""
+        scale = self.hyperparameter("bonus_scale")
+        return bonus(self.visits, self.layout, self.constraints, horizon=self.horizon, delta=self.delta, bonus_scale=scale)
 
     def safe_set(self) -> SafeSet:
         """Lines 7 and 8: the occupancies of P_t that the optimistic costs call safe."""
-        like: dict[str, Any] = {"horizon": self.horizon, "delta": self.delta}
-        cost_bonus = bonus(self.visits, self.layout, self.constraints, bonus_scale=self.hyperparameter("bonus_scale"), **like)
-        costs = optimistic_cost(self.cost_estimate, cost_bonus, self.visits, self.layout)
+        costs = optimistic_cost(self.cost_estimate, self._bonus(), self.visits, self.layout)
         return SafeSet(self.layout, self.kernels.lower, self.kernels.upper, costs)
 
     def _project(self, loss: Tensor, safe_set: SafeSet) -> ProjectionResult:
@@ -247,5 +328,5 @@ class WCOPS(Learner):
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        kinds = {"confidence": self.confidence, "projection": self.projection, "projection_options": self.projection_options}
+        kinds = {"violation_threshold": self.violation_threshold, "confidence": self.confidence, "projection": self.projection, "projection_options": self.projection_options}
         return {**super().config(), **kinds}
