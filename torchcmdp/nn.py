@@ -1,0 +1,172 @@
+"""The projection as a network layer: losses or policy logits go in, a safe occupancy and its policy come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcmdp.errors import InvalidInput
+from torchcmdp.layout import Layout
+from torchcmdp.learners.base import choice, whole_number
+from torchcmdp.occupancy import occupancy_of, policy_of, uniform_occupancy
+from torchcmdp.projection import METHODS, SafeSet, project
+
+
+class SafeOutput(NamedTuple):
+    """What `SafeOccupancy` returns.
+
+    Attributes:
+        occupancy: The safe occupancy, `(... x L x S x A x S)`.
+        policy: Its policy, `(... x L x S x A)`.
+        multipliers: Safety multipliers, `(... x m)`: positive where a constraint binds. Not differentiable.
+        status: `(...)` int8, as in `ProjectionResult`: 1 says that no occupancy is safe and this one is the least unsafe.
+    """
+
+    occupancy: Tensor
+    policy: Tensor
+    multipliers: Tensor
+    status: Tensor
+
+
+class SafeOccupancy(nn.Module):
+    """argmin eta * <loss, q> + KL(q || reference) over the safe occupancies, as a layer without weights of its own.
+
+    With `logits` the reference is the occupancy of softmax(logits) under the transitions, so that with no loss the layer is a
+    shield: it returns the nearest safe occupancy in KL. Every tensor may be given once here, where it becomes a buffer (or, if it
+    is an `nn.Parameter`, a parameter), or in every call, which then takes precedence. The layer is differentiable in all of them,
+    and batch shapes broadcast. `torch.compile` of a network around it leaves the layer out of the graph.
+
+    Args:
+        layout: Layer widths and actions.
+        constraints: m.
+        transitions: Known transitions, `(... x L x S x A x S)`.
+        lower, upper: Or intervals that hold them, `(... x L x S x A x S)` each; then `transitions` serve the reference alone.
+        costs: `(... x m x L x S x A)`.
+        eta: Step size: a number, or a tensor of the batch shape.
+        projection: "newton" or "cvxpy".
+        projection_options: Further keyword arguments of `project`.
+    """
+
+    transitions: Tensor | None
+    lower: Tensor | None
+    upper: Tensor | None
+    costs: Tensor | None
+    eta: Tensor
+
+    def __init__(
+        self,
+        layout: Layout,
+        constraints: int,
+        *,
+        transitions: Tensor | None = None,
+        lower: Tensor | None = None,
+        upper: Tensor | None = None,
+        costs: Tensor | None = None,
+        eta: Tensor | float = 1.0,
+        projection: str = "newton",
+        projection_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.layout = layout
+        self.constraints = whole_number("constraints", constraints, least=0)
+        self.projection = choice("projection", projection, METHODS)
+        self.projection_options = dict(projection_options or {})
+        tensors = {"transitions": transitions, "lower": lower, "upper": upper, "costs": costs}
+        for name, tensor in {
+            **tensors,
+            "eta": torch.as_tensor(eta, dtype=None if isinstance(eta, Tensor) else torch.float64),
+        }.items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                self.register_buffer(name, tensor)
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                layout.check_shape(name, tensor, kind="pair" if name == "costs" else "transition")
+
+    @torch.compiler.disable  # the solver iterates on values, which no graph can hold
+    def forward(
+        self,
+        loss: Tensor | None = None,
+        costs: Tensor | None = None,
+        *,
+        logits: Tensor | None = None,
+        reference: Tensor | None = None,
+        transitions: Tensor | None = None,
+        lower: Tensor | None = None,
+        upper: Tensor | None = None,
+        eta: Tensor | float | None = None,
+    ) -> SafeOutput:
+        """The safe occupancy and its policy.
+
+        Args:
+            loss: `(... x L x S x A)`; zero by default.
+            costs: `(... x m x L x S x A)`.
+            logits: Of the policy to stay near to, `(... x L x S x A)`.
+            reference: Or the occupancy to stay near to, `(... x L x S x A x S)`. Without either, that of the uniform policy.
+            transitions, lower, upper, eta: As in the constructor.
+        """
+        if loss is None and logits is None and reference is None:
+            raise InvalidInput("SafeOccupancy needs a loss, logits or a reference; it got none of them.")
+        costs = self._costs(costs)
+        transitions = self._normalised(self.transitions if transitions is None else transitions)
+        safe_set = SafeSet(self.layout, *self._intervals(transitions, lower, upper), costs)
+        dtype = next(tensor.dtype for tensor in (loss, logits, reference) if tensor is not None)
+        reference = self._reference(logits, reference, transitions, costs).to(dtype)
+        if loss is None:
+            loss = torch.zeros(self.layout.pair_shape, dtype=dtype, device=reference.device)
+        eta = self.eta if eta is None else eta
+        step = eta.to(loss) if isinstance(eta, Tensor) else eta
+        result = project(loss, reference, safe_set, step, method=self.projection, **self.projection_options)
+        return SafeOutput(result.occupancy, policy_of(result.occupancy, self.layout), result.multipliers, result.status)
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` shows between the brackets."""
+        return f"widths={self.layout.widths}, actions={self.layout.actions}, constraints={self.constraints}"
+
+    def _costs(self, costs: Tensor | None) -> Tensor:
+        costs = self.costs if costs is None else costs
+        if costs is None:
+            raise InvalidInput("SafeOccupancy needs costs (m x L x S x A), in its constructor or in the call.")
+        if costs.dim() < 4 or costs.shape[-4] != self.constraints:
+            raise InvalidInput(
+                f"costs has shape {tuple(costs.shape)}; expected (... x m x L x S x A) with m = {self.constraints} constraints."
+            )
+        return costs
+
+    def _intervals(self, transitions: Tensor | None, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Those of the call, else the layer's own, else the transitions as intervals of no width."""
+        lower = self.lower if lower is None else lower
+        upper = self.upper if upper is None else upper
+        if lower is not None and upper is not None:
+            return lower, upper
+        if transitions is None or lower is not None or upper is not None:
+            raise InvalidInput("SafeOccupancy needs transitions, or both lower and upper, in its constructor or in the call.")
+        return transitions, transitions
+
+    def _normalised(self, transitions: Tensor | None) -> Tensor | None:
+        """Rows that sum to one in float64, which the solver works in, also where those given are rounded to float32."""
+        if transitions is None:
+            return None
+        transitions = transitions.double()
+        total = transitions.sum(-1, keepdim=True)
+        return transitions / torch.where(total > 0, total, 1)
+
+    def _reference(self, logits: Tensor | None, reference: Tensor | None, transitions: Tensor | None, costs: Tensor) -> Tensor:
+        """The occupancy to stay near to."""
+        if reference is not None:
+            if logits is not None:
+                raise InvalidInput("SafeOccupancy got logits and a reference; it can stay near to one of them only.")
+            return reference
+        if logits is None:
+            if transitions is None:
+                return uniform_occupancy(self.layout, dtype=costs.dtype, device=costs.device)
+            logits = torch.zeros(self.layout.pair_shape, dtype=costs.dtype, device=costs.device)
+        if transitions is None:
+            raise InvalidInput("SafeOccupancy needs transitions to know the occupancy of logits; it was made with intervals alone.")
+        self.layout.check_shape("logits", logits, kind="pair")
+        policy = logits.softmax(-1) * self.layout.pair_mask(logits.device)
+        return occupancy_of(policy.to(transitions), transitions)
