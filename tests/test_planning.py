@@ -12,7 +12,7 @@ from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
 from torchcmdp.errors import InvalidInput
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
 from torchcmdp.occupancy import flow_residual, interval_residual, occupancy_of
-from torchcmdp.planning import safe_optimum, slater_gap, unconstrained_optimum
+from torchcmdp.planning import alpha_of, rho, safe_optimum, safest_policy, slater_gap, unconstrained_optimum
 
 
 def _reward(cmdp: LayeredCMDP, occupancy: Tensor) -> Tensor:
@@ -163,3 +163,81 @@ def test_single_precision_and_meta(cmdp: LayeredCMDP) -> None:
         assert function(meta).occupancy.device.type == "meta"
     assert slater_gap(half).dtype == torch.float32
     assert slater_gap(meta).device.type == "meta"
+
+
+def _sparse_cmdp(seed: int, constraints: int = 2) -> LayeredCMDP:
+    """Three layers of one, two and two states, with about half of the transitions impossible."""
+    cmdp = random_cmdp((1, 2, 2, 1), actions=2, constraints=constraints, seed=seed, feasibility="any")
+    drop = torch.rand(cmdp.layout.transition_shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    kept = cmdp.transitions * ~drop
+    kept = torch.where(kept.sum(-1, keepdim=True) > 0, kept, cmdp.transitions)
+    kept = kept / kept.sum(-1, keepdim=True).clamp_min(1e-300)
+    return LayeredCMDP(cmdp.layout, kept, cmdp.rewards, cmdp.costs)
+
+
+def _deterministic_policies(cmdp: LayeredCMDP) -> Tensor:
+    states = cmdp.layout.state_mask().nonzero().tolist()
+    policies = []
+    for choice in itertools.product(range(cmdp.layout.actions), repeat=len(states)):
+        policies.append(torch.zeros(cmdp.layout.pair_shape, dtype=torch.float64))
+        for (k, x), a in zip(states, choice, strict=True):
+            policies[-1][k, x, a] = 1
+    return torch.stack(policies)
+
+
+def _room(cmdp: LayeredCMDP, policies: Tensor) -> Tensor:
+    """The smallest -g over constraints and visited pairs, one a policy."""
+    visited = occupancy_of(policies, cmdp.transitions).sum(-1) > 0
+    return torch.where(visited, -cmdp.costs.amax(-4), torch.inf).amin(dim=(-1, -2, -3))
+
+
+def test_rho_equals_brute_force_over_deterministic_policies() -> None:
+    for seed in range(40):
+        cmdp = _sparse_cmdp(seed, constraints=1 + seed % 3)
+        rooms = _room(cmdp, _deterministic_policies(cmdp))
+        assert torch.equal(rho(cmdp), rooms.max()), seed
+        assert torch.equal(_room(cmdp, safest_policy(cmdp)), rho(cmdp)), seed
+
+
+def test_no_randomised_policy_has_more_room_than_rho() -> None:
+    cmdp = _sparse_cmdp(0)
+    mixtures = torch.rand(50, *cmdp.layout.pair_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mixtures = mixtures * (mixtures > 0.4) + 1e-9 * (mixtures == mixtures.amax(-1, keepdim=True))
+    assert (_room(cmdp, mixtures / mixtures.sum(-1, keepdim=True)) <= rho(cmdp)).all()
+
+
+@pytest.mark.parametrize(("cost", "alpha"), [(-0.25, 0.2), (-1.0, 0.5), (0.25, 0.0), (0.0, 0.0)])
+def test_rho_and_alpha_of_constant_costs(cmdp: LayeredCMDP, cost: float, alpha: float) -> None:
+    constant = cost * cmdp.layout.pair_mask().to(cmdp.dtype).expand_as(cmdp.costs)
+    assert rho(cmdp, constant).item() == -cost
+    assert alpha_of(rho(cmdp, constant)).item() == pytest.approx(alpha)
+
+
+def test_rho_is_infinite_without_constraints() -> None:
+    cmdp = random_cmdp(constraints=0)
+    assert rho(cmdp).item() == torch.inf and alpha_of(rho(cmdp)).item() == 1
+    assert alpha_of(torch.tensor([-torch.inf, -0.5, 0.0, 1.0, torch.inf])).tolist() == [0, 0, 0, 0.5, 1]
+
+
+def test_rho_broadcasts_costs_of_runs_over_one_cmdp_and_over_many() -> None:
+    cmdps = [_sparse_cmdp(seed) for seed in range(3)]
+    costs = torch.stack([cmdp.costs for cmdp in cmdps])
+    shared = rho(cmdps[0], costs)
+    own = rho(stack_cmdps(cmdps))
+    for j, cmdp in enumerate(cmdps):
+        assert torch.equal(shared[j], rho(cmdps[0], cmdp.costs)) and torch.equal(own[j], rho(cmdp))
+    assert safest_policy(cmdps[0], costs).shape == (3, *cmdps[0].layout.pair_shape)
+    assert rho(stack_cmdps(cmdps), cmdps[0].costs).shape == (3,)
+    with pytest.raises(InvalidInput, match=r"batch shape \(2,\); it must broadcast with the CMDP's \(3,\)"):
+        rho(stack_cmdps(cmdps), costs[:2])
+    with pytest.raises(InvalidInput, match="constraint axis"):
+        rho(cmdps[0], costs[0, 0])
+
+
+def test_rho_ignores_padding_follows_types_and_runs_on_meta(cmdp: LayeredCMDP) -> None:
+    safe = torch.full_like(cmdp.costs, -0.5)  # in the padding as well, where it must not count
+    safe[:, ~cmdp.layout.pair_mask()] = 1
+    assert rho(cmdp, safe).item() == 0.5
+    assert (safest_policy(cmdp)[~cmdp.layout.pair_mask()] == 0).all()
+    assert rho(cmdp.to(dtype=torch.float32)).dtype == torch.float32
+    assert rho(cmdp.to("meta")).device.type == safest_policy(cmdp.to("meta")).device.type == "meta"

@@ -16,9 +16,9 @@ from torchcmdp.occupancy import (
     uniform_occupancy,
     uniform_policy,
 )
-from torchcmdp.planning import safe_optimum, slater_gap, unconstrained_optimum
+from torchcmdp.planning import alpha_of, rho, safe_optimum, safest_policy, slater_gap, unconstrained_optimum
 from torchcmdp.plotting import plot_curves
-from torchcmdp.processes import Bernoulli, Fixed, Process
+from torchcmdp.processes import Bernoulli, Cyclic, Fixed, OGDAdversary, Process, Recorder, Replay, Switching, safe_caps
 from torchcmdp.projection import ProjectionResult, SafeSet, project
 from torchcmdp.run import RunResult, run
 from torchcmdp.simulator import Simulator
@@ -49,7 +49,10 @@ __all__ = [
     "SafeSet",
     "project",
     # Exact optima
+    "alpha_of",
+    "rho",
     "safe_optimum",
+    "safest_policy",
     "slater_gap",
     "unconstrained_optimum",
     # Learners
@@ -57,10 +60,16 @@ __all__ = [
     "WCOPS",
     # Episodes
     "Bernoulli",
+    "Cyclic",
     "Fixed",
+    "OGDAdversary",
     "Process",
+    "Recorder",
+    "Replay",
     "Simulator",
+    "Switching",
     "Trajectory",
+    "safe_caps",
     # Measuring and running
     "RunResult",
     "Tracker",

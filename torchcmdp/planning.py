@@ -1,4 +1,4 @@
-"""Exact optima of a known CMDP: the best safe policy, the best policy, and how much room the constraints leave."""
+"""Exact optima of a known CMDP: the best safe policy, the best policy, the safest, and how much room the constraints leave."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> O
     """
     rewards = _rewards(cmdp, rewards)
     value = rewards.new_zeros(*cmdp.batch_shape, cmdp.layout.states)
-    greedy = []
+    choices = []
     for k in reversed(range(cmdp.layout.layers)):
         action_value = rewards[..., k, :, :] + (cmdp.transitions[..., k, :, :, :] @ value[..., None, :, None]).squeeze(-1)
         value, best = action_value.max(-1)
-        greedy.append(torch.nn.functional.one_hot(best, cmdp.layout.actions))
-    policy = torch.stack(greedy[::-1], dim=-3).to(cmdp.dtype) * cmdp.layout.pair_mask(cmdp.device)
+        choices.append(best)
+    policy = _deterministic(cmdp, torch.stack(choices[::-1], dim=-2))
     feasible = torch.ones(cmdp.batch_shape, dtype=torch.bool, device=cmdp.device)
     return Optimum(value[..., 0], occupancy_of(policy, cmdp.transitions), feasible)
 
@@ -109,6 +109,68 @@ def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
     return torch.tensor(gaps, dtype=cmdp.dtype, device=cmdp.device).reshape(cmdp.batch_shape)
 
 
+def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
+    """By how much the safest policy keeps every cost below zero in every pair it may visit (ALGORITHMS section h).
+
+    rho = max_q min over pairs with q(x,a) > 0 and constraints i of -g_i(x,a), by a bottleneck recursion over the layers: negative
+    if every policy may meet a positive cost, +inf without constraints. A successor is possible where its probability is not zero.
+
+    Args:
+        cmdp: One CMDP or a batch; only its transitions count.
+        worst_costs: The largest cost of every pair over all episodes, `(... x m x L x S x A)`, its batch shape broadcast with the
+            CMDP's; by default the CMDP's own costs.
+
+    Returns:
+        `(...)`.
+    """
+    return _bottleneck(cmdp, worst_costs)[0]
+
+
+def safest_policy(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
+    """A deterministic policy that attains `rho`; ties go to the lowest action.
+
+    Args:
+        cmdp, worst_costs: As for `rho`.
+
+    Returns:
+        `(... x L x S x A)`.
+    """
+    return _bottleneck(cmdp, worst_costs)[1]
+
+
+def alpha_of(rho: Tensor) -> Tensor:
+    """rho^+ / (1 + rho^+), the share of the best reward that can be promised against adversarial costs; one where rho is +inf."""
+    room = rho.clamp_min(0)
+    return torch.where(room.isinf(), torch.ones_like(room), room / (1 + room))
+
+
+def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """W(x_0) = rho `(...)`, by W(x) = max_a min(s(x,a), min over possible successors y of W(y)), and the policy of its maxima."""
+    layout = cmdp.layout
+    costs = cmdp.costs if costs is None else _with_constraints(layout, costs).to(cmdp.transitions)
+    try:
+        batch = torch.broadcast_shapes(cmdp.batch_shape, costs.shape[:-4])
+    except RuntimeError:
+        raise InvalidInput(
+            f"costs has batch shape {tuple(costs.shape[:-4])}; it must broadcast with the CMDP's {tuple(cmdp.batch_shape)}."
+        ) from None
+    # without constraints every pair has infinite room
+    room = 0 - costs.amax(-4) if costs.shape[-4] else costs.new_full((*costs.shape[:-4], *layout.pair_shape), torch.inf)
+    value = room.new_full((*batch, layout.states), torch.inf)
+    choices = []
+    for k in reversed(range(layout.layers)):
+        ahead = torch.where(cmdp.transitions[..., k, :, :, :] > 0, value[..., None, None, :], torch.inf).amin(-1)
+        value, best = torch.minimum(room[..., k, :, :], ahead).max(-1)
+        choices.append(best)
+    return value[..., 0], _deterministic(cmdp, torch.stack(choices[::-1], dim=-2))
+
+
+def _deterministic(cmdp: LayeredCMDP, choices: Tensor) -> Tensor:
+    """The policy that takes the actions `choices`, `(... x L x S)`: `(... x L x S x A)`."""
+    taken = choices.unsqueeze(-1) == torch.arange(cmdp.layout.actions, device=choices.device)
+    return (taken & cmdp.layout.pair_mask(choices.device)).to(cmdp.dtype)
+
+
 def _rewards(cmdp: LayeredCMDP, rewards: Tensor | None) -> Tensor:
     if rewards is None:
         return cmdp.rewards
@@ -119,10 +181,15 @@ def _rewards(cmdp: LayeredCMDP, rewards: Tensor | None) -> Tensor:
 def _costs(cmdp: LayeredCMDP, costs: Tensor | None) -> Tensor:
     if costs is None:
         return cmdp.costs
-    cmdp.layout.check_shape("costs", costs, kind="pair")
+    return _to_batch(cmdp, "costs", _with_constraints(cmdp.layout, costs), 4)
+
+
+def _with_constraints(layout: Layout, costs: Tensor) -> Tensor:
+    """The costs, refused if they do not end in (m x L x S x A)."""
+    layout.check_shape("costs", costs, kind="pair")
     if costs.dim() < 4:
         raise InvalidInput(f"costs has shape {tuple(costs.shape)}; it needs a constraint axis before (L x S x A).")
-    return _to_batch(cmdp, "costs", costs, 4)
+    return costs
 
 
 def _to_batch(cmdp: LayeredCMDP, name: str, tensor: Tensor, axes: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
+from torchcmdp.layout import Layout
 from torchcmdp.processes import Fixed, Process, fingerprint
 from torchcmdp.streams import ACTION, COST, NEXT_STATE, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
@@ -60,6 +61,16 @@ class Simulator:
         self._first_place = place[:, 0]
         self._first_own_place = own_place[:, :, 0].unbind(1)
         self._first_row = (own_place if cmdp.batch_shape else place) * actions  # of `_successors`
+
+    @property
+    def layout(self) -> Layout:
+        """Layer widths and actions of the CMDP."""
+        return self.cmdp.layout
+
+    @property
+    def constraints(self) -> int:
+        """m, the number of constraints."""
+        return self.cmdp.constraints
 
     @property
     def device(self) -> torch.device:

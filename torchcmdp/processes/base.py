@@ -1,4 +1,4 @@
-"""Where rewards and costs come from: a process has a mean for every pair and episode, and turns visits into feedback."""
+"""What every process is: a mean for every pair and episode, and a way to turn visits into feedback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput
@@ -18,7 +19,12 @@ class Process:
     `advance` with the policy that was played. A subclass whose values change sets them in `advance` to a new tensor; it never
     writes into the old one, which the metrics of the episode just played still refer to. It keeps what it needs to continue in
     `state_dict`.
+
+    Attributes:
+        stationary: Whether `values` never change. Where they may, comparators are computed in hindsight, from what was played.
     """
+
+    stationary: bool = False
 
     @property
     def values(self) -> Tensor:
@@ -35,6 +41,10 @@ class Process:
             values: `self.values` at the visited pairs, `(runs x L)` for rewards and `(runs x L x m)` for costs.
             uniforms: Independent numbers in [0, 1), of the same shape.
         """
+        return values
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest feedback that pairs of these means can give, of the shape of `values`; by default the mean itself."""
         return values
 
     def advance(self, policy: Tensor) -> None:
@@ -54,50 +64,15 @@ class Process:
         return {"name": type(self).__name__}
 
 
-class Fixed(Process):
-    """The feedback of a pair is its mean, in every episode.
-
-    Args:
-        mean: `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
-    """
-
-    def __init__(self, mean: Tensor) -> None:
-        _check_mean(type(self).__name__, mean, -1.0)
-        self._mean = mean.detach()
-
-    @property
-    def values(self) -> Tensor:
-        return self._mean
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "mean": fingerprint(self._mean)}
+def bernoulli_feedback(values: Tensor, uniforms: Tensor, low: float) -> Tensor:
+    """1 with probability (value - low) / (1 - low) and `low` otherwise."""
+    success = uniforms * (1 - low) < values - low
+    return success.to(values.dtype) * (1 - low) + low
 
 
-class Bernoulli(Process):
-    """The feedback of a pair is 1 with probability (mean - low) / (1 - low) and `low` otherwise, independently in every episode.
-
-    Args:
-        mean: In [low, 1]; `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
-        low: 0 for rewards, -1 for costs.
-    """
-
-    def __init__(self, mean: Tensor, low: float = 0.0) -> None:
-        if not -1 <= low <= 0:
-            raise InvalidInput(f"low is {low}; it must lie in [-1, 0], 0 for rewards and -1 for costs.")
-        _check_mean(type(self).__name__, mean, low)
-        self._mean = mean.detach()
-        self.low = float(low)
-
-    @property
-    def values(self) -> Tensor:
-        return self._mean
-
-    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
-        success = uniforms * (1 - self.low) < values - self.low
-        return success.to(values.dtype) * (1 - self.low) + self.low
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "low": self.low, "mean": fingerprint(self._mean)}
+def bernoulli_largest(values: Tensor, low: float) -> Tensor:
+    """1 wherever it has a chance, and `low` elsewhere."""
+    return torch.where(values > low, torch.ones_like(values), values)
 
 
 def fingerprint(tensor: Tensor) -> str:
@@ -107,17 +82,34 @@ def fingerprint(tensor: Tensor) -> str:
     return hashlib.sha256(head + body).hexdigest()[:16]
 
 
-def _check_mean(name: str, mean: Tensor, low: float) -> None:
-    if not isinstance(mean, Tensor) or not mean.is_floating_point() or mean.dim() < 3:
-        raise InvalidInput(f"The mean of {name} must be a floating-point tensor that ends in (L x S x A), not {_describe(mean)}.")
+def check_mean(name: str, mean: Tensor, low: float, axes: int = 3) -> Tensor:
+    """The mean, detached; refused if it is not a tensor of at least `axes` axes with values in [low, 1]."""
+    if not isinstance(mean, Tensor) or not mean.is_floating_point() or mean.dim() < axes:
+        ending = "(L x S x A)" if axes == 3 else "(L x S x A), after an axis of episodes"
+        raise InvalidInput(f"The mean of {name} must be a floating-point tensor that ends in {ending}, not {_describe(mean)}.")
     if mean.device.type == "meta":
-        return
+        return mean.detach()
     wrong = ~((mean >= low) & (mean <= 1))  # true for NaN as well
     if wrong.any():
         index = wrong.nonzero()[0].tolist()
         raise InvalidInput(
             f"The mean of {name} is {mean[tuple(index)].item():.12g} at index {index}; expected a value in [{low:g}, 1]."
         )
+    return mean.detach()
+
+
+def check_low(low: float) -> float:
+    """The smaller of the two values of Bernoulli feedback."""
+    if not -1 <= low <= 0:
+        raise InvalidInput(f"low is {low}; it must lie in [-1, 0], 0 for rewards and -1 for costs.")
+    return float(low)
+
+
+def check_keys(process: Process, state: Mapping[str, Any], *keys: str) -> None:
+    """Refuse the state of another kind of process."""
+    if set(state) != set(keys):
+        found = ", ".join(sorted(map(str, state))) or "nothing"
+        raise InvalidInput(f"The state of {type(process).__name__} has {', '.join(keys)}, but was given {found}.")
 
 
 def _describe(value: object) -> str:

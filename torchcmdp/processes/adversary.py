@@ -1,0 +1,148 @@
+"""The paper's adversary: online gradient descent against the policy that was played (ALGORITHMS section g)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcmdp.cmdp import LayeredCMDP
+from torchcmdp.errors import InvalidInput
+from torchcmdp.planning import safest_policy
+from torchcmdp.processes.base import Process, check_keys, check_mean, fingerprint
+
+SCHEDULES = ("sqrt_t", "sqrt_T")
+
+
+class OGDAdversary(Process):
+    """Values that follow the policy: v_{t+1} = clip(v_t + sign * eta_t * pi_t * base, low, high), beginning at the base.
+
+    The paper's text, taken literally, raises the rewards of what the learner plays (sign +1); an adversary lowers them (sign -1).
+    For costs it raises the positive ones and lowers the negative ones (sign +1). Either way every value moves in one direction
+    and stays at the end of its range once there. The feedback of a pair is its value, without noise. Every run has its own
+    sequence, since every run has its own policies.
+
+    Attributes:
+        episode: How many episodes have been played.
+
+    Args:
+        base: The fixed vector, `([runs x] L x S x A)` for rewards and `([runs x] m x L x S x A)` for costs, zero in the padding;
+            where it exceeds `high` it is cut to it.
+        sign: -1 to lower what is played in proportion to its base, +1 to raise it.
+        step: c in eta_t = c / sqrt(t) or c / sqrt(T), after episode t of T.
+        schedule: "sqrt_t" or "sqrt_T", which of the two.
+        horizon: T, for "sqrt_T".
+        low: The smallest value: 0 for rewards; a negative one, such as -1, says that these are costs.
+        high: The largest value; a tensor that broadcasts to the base, such as that of `safe_caps`, for each pair its own.
+    """
+
+    def __init__(
+        self,
+        base: Tensor,
+        *,
+        sign: int,
+        step: float,
+        schedule: str = "sqrt_t",
+        horizon: int | None = None,
+        low: float = 0.0,
+        high: Tensor | float = 1.0,
+    ) -> None:
+        _check_arguments(sign, step, schedule, horizon, low)
+        base = check_mean(type(self).__name__, base, low)
+        self.sign, self.step, self.schedule, self.horizon, self.low = int(sign), float(step), schedule, horizon, float(low)
+        self._axes = 4 if low < 0 else 3
+        if base.dim() not in (self._axes, self._axes + 1):
+            shape = "([runs x] m x L x S x A) for costs, as low is negative" if low < 0 else "([runs x] L x S x A) for rewards"
+            raise InvalidInput(f"The base of OGDAdversary has shape {tuple(base.shape)}; expected {shape}.")
+        self._high = _caps(high, base, self.low)
+        self._base = torch.minimum(base, self._high)
+        self._values = self._base
+        self.episode = 0
+
+    @property
+    def values(self) -> Tensor:
+        return self._values
+
+    def advance(self, policy: Tensor) -> None:
+        self.episode += 1
+        rate = self.sign * self.step / (self.episode if self.horizon is None else self.horizon) ** 0.5
+        played = policy.to(self._base.dtype)
+        moved = self._values + rate * (played.unsqueeze(-4) if self._axes == 4 else played) * self._base
+        self._values = torch.minimum(moved.clamp_min(self.low), self._high)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"episode": self.episode, "values": self._values}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(self, state, "episode", "values")
+        values = state["values"]
+        if values.shape[-self._axes :] != self._base.shape[-self._axes :]:
+            raise InvalidInput(
+                f"The state of OGDAdversary has values of shape {tuple(values.shape)}, but its base has {tuple(self._base.shape)}."
+            )
+        self.episode, self._values = int(state["episode"]), values.to(self._base)
+
+    def config(self) -> dict[str, Any]:
+        names = ("sign", "step", "schedule", "horizon", "low")
+        tensors = {"high": fingerprint(self._high), "base": fingerprint(self._base)}
+        return {**super().config(), **{name: getattr(self, name) for name in names}, **tensors}
+
+
+def safe_caps(cmdp: LayeredCMDP, rho0: float) -> Tensor:
+    """Upper ends for an adversary's costs under which one policy stays safe by `rho0` in every pair, so that rho >= rho0.
+
+    That policy is the deterministic one that is safest for the CMDP's own costs (`safest_policy`): it minimises the largest cost
+    that it may meet, and so the largest cut that the caps make. All pairs that it may visit are capped at -rho0 in every
+    constraint, the others at 1.
+
+    Args:
+        cmdp: One CMDP or a batch.
+        rho0: In [0, 1].
+
+    Returns:
+        `(... x m x L x S x A)`, zero in the padding.
+    """
+    if not 0 <= rho0 <= 1:
+        raise InvalidInput(f"rho0 is {rho0}; it must lie in [0, 1], since costs do in [-1, 1].")
+    visited = _reachable(safest_policy(cmdp) > 0, cmdp.transitions > 0)
+    free = cmdp.layout.pair_mask(cmdp.device).to(cmdp.dtype)
+    caps = torch.where(visited, free.new_full((), -rho0), free)
+    return caps.unsqueeze(-4).expand_as(cmdp.costs).clone()
+
+
+def _reachable(taken: Tensor, possible: Tensor) -> Tensor:
+    """Which pairs can be visited, `(... x L x S x A)` bool, by actions `taken` and successors `possible`."""
+    pairs = [taken[..., 0, :, :]]
+    for k in range(1, taken.shape[-3]):
+        entered = (pairs[-1].unsqueeze(-1) & possible[..., k - 1, :, :, :]).flatten(-3, -2).any(-2)
+        pairs.append(entered.unsqueeze(-1) & taken[..., k, :, :])
+    return torch.stack(pairs, dim=-3)
+
+
+def _check_arguments(sign: int, step: float, schedule: str, horizon: int | None, low: float) -> None:
+    if sign not in (-1, 1):
+        raise InvalidInput(f"sign is {sign}; it must be -1, against the policy that is played, or +1, along with it.")
+    if not 0 <= step < float("inf"):
+        raise InvalidInput(f"step is {step}; it must be a finite number that is not negative.")
+    if schedule not in SCHEDULES:
+        raise InvalidInput(f"schedule is {schedule!r}; it must be one of {', '.join(map(repr, SCHEDULES))}.")
+    if (schedule == "sqrt_T") != (horizon is not None) or (horizon is not None and horizon < 1):
+        raise InvalidInput(
+            f"horizon is {horizon} with schedule {schedule!r}; 'sqrt_T' needs a horizon of at least one episode, 'sqrt_t' none."
+        )
+    if not -1 <= low < 1:
+        raise InvalidInput(f"low is {low}; it must lie in [-1, 1), 0 for rewards and -1 for costs.")
+
+
+def _caps(high: Tensor | float, base: Tensor, low: float) -> Tensor:
+    """The upper ends of the values' ranges, of the base's shape."""
+    high = torch.as_tensor(high, dtype=base.dtype, device=base.device)
+    try:
+        high = high.expand_as(base)
+    except RuntimeError:
+        raise InvalidInput(f"high has shape {tuple(high.shape)}; it must broadcast to the base's {tuple(base.shape)}.") from None
+    if high.device.type != "meta" and not ((high >= low) & (high <= 1)).all():
+        raise InvalidInput(f"high has values from {high.min().item():g} to {high.max().item():g}; expected [{low:g}, 1].")
+    return high

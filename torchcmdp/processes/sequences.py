@@ -1,0 +1,212 @@
+"""Processes that do not look at the learner: blocks that take turns, and sequences recorded earlier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcmdp.errors import InvalidInput
+from torchcmdp.processes.base import (
+    Process,
+    bernoulli_feedback,
+    bernoulli_largest,
+    check_keys,
+    check_low,
+    check_mean,
+    fingerprint,
+)
+
+NOISES = (None, "bernoulli")
+
+
+class _Blocks(Process):
+    """Means of which one is in force at a time, with or without Bernoulli noise; a subclass says which."""
+
+    def __init__(self, blocks: Sequence[Tensor], noise: str | None, low: float) -> None:
+        if noise not in NOISES:
+            raise InvalidInput(f"noise is {noise!r}; it must be None or 'bernoulli'.")
+        name = type(self).__name__
+        self.noise, self.low, self.episode = noise, check_low(low), 0
+        self._blocks = [check_mean(name, block, self.low if noise else -1.0) for block in blocks]
+        if not self._blocks:
+            raise InvalidInput(f"{name} has no blocks; it needs at least one tensor of means.")
+        first = self._blocks[0]
+        for j, block in enumerate(self._blocks):
+            if (block.shape, block.dtype) != (first.shape, first.dtype):
+                raise InvalidInput(
+                    f"Block {j} of {name} is {block.dtype} of shape {tuple(block.shape)}, but block 0 is {first.dtype} of shape "
+                    f"{tuple(first.shape)}; all must be alike."
+                )
+
+    def _block(self) -> int:
+        """Which block is in force after `episode` episodes."""
+        raise NotImplementedError
+
+    @property
+    def values(self) -> Tensor:
+        return self._blocks[self._block()]
+
+    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
+        return bernoulli_feedback(values, uniforms, self.low) if self.noise else values
+
+    def largest(self, values: Tensor) -> Tensor:
+        return bernoulli_largest(values, self.low) if self.noise else values
+
+    def advance(self, policy: Tensor) -> None:
+        self.episode += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"episode": self.episode}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(self, state, "episode")
+        self.episode = int(state["episode"])
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "noise": self.noise, "low": self.low, "blocks": [fingerprint(block) for block in self._blocks]}
+
+
+class Switching(_Blocks):
+    """One mean after the other, at fixed episodes.
+
+    Args:
+        blocks: The means, each `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
+        at: After how many episodes, counted from the first, each block but block 0 begins; increasing.
+        noise: None, where the feedback of a pair is its mean, or "bernoulli", where it is 1 or `low` with that mean.
+        low: For "bernoulli": 0 for rewards, -1 for costs.
+    """
+
+    def __init__(self, blocks: Sequence[Tensor], at: Sequence[int], *, noise: str | None = None, low: float = 0.0) -> None:
+        super().__init__(blocks, noise, low)
+        self.at, switches = [int(t) for t in at], len(self._blocks) - 1
+        if len(self.at) != switches or any(t >= u for t, u in pairwise([0, *self.at])):
+            raise InvalidInput(
+                f"at is {self.at} with {len(self._blocks)} blocks; expected {switches} increasing numbers of episodes, one for "
+                "each block but the first."
+            )
+
+    def _block(self) -> int:
+        return sum(t <= self.episode for t in self.at)
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "at": self.at}
+
+
+class Cyclic(_Blocks):
+    """Means that take turns, each for `length` episodes, and then begin again.
+
+    Args:
+        blocks, noise, low: As for `Switching`.
+        length: Episodes of a block.
+    """
+
+    def __init__(self, blocks: Sequence[Tensor], length: int, *, noise: str | None = None, low: float = 0.0) -> None:
+        super().__init__(blocks, noise, low)
+        if int(length) < 1:
+            raise InvalidInput(f"length is {length}; a block lasts at least one episode.")
+        self.length = int(length)
+
+    def _block(self) -> int:
+        return self.episode // self.length % len(self._blocks)
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "length": self.length}
+
+
+class Recorder(Process):
+    """Another process, whose values are kept: memory grows with every episode recorded.
+
+    Attributes:
+        process: The process that is recorded.
+
+    Args:
+        process: As above.
+        episodes: How many episodes to record, from the first; later ones are played and not kept.
+    """
+
+    def __init__(self, process: Process, episodes: int) -> None:
+        if int(episodes) < 1:
+            raise InvalidInput(f"episodes is {episodes}; a recording needs at least one.")
+        self.process, self.episodes, self.stationary = process, int(episodes), process.stationary
+        self._kept: list[Tensor] = []
+
+    @property
+    def sequence(self) -> Tensor:
+        """What was recorded, ready for `Replay`: `(T x [runs x] L x S x A)` or `(T x [runs x] m x L x S x A)`."""
+        if not self._kept:
+            return self.values.new_zeros(0, *self.values.shape)
+        # an adaptive process has one value for all runs at first, and one for each later
+        return torch.stack(torch.broadcast_tensors(*self._kept))
+
+    @property
+    def values(self) -> Tensor:
+        return self.process.values
+
+    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
+        return self.process.observe(values, uniforms)
+
+    def largest(self, values: Tensor) -> Tensor:
+        return self.process.largest(values)
+
+    def advance(self, policy: Tensor) -> None:
+        if len(self._kept) < self.episodes:
+            self._kept.append(self.process.values)
+        self.process.advance(policy)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"process": self.process.state_dict(), "sequence": self.sequence}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(self, state, "process", "sequence")
+        self.process.load_state_dict(state["process"])
+        self._kept = list(state["sequence"].to(self.values).unbind(0))
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "process": self.process.config(), "episodes": self.episodes}
+
+
+class Replay(Process):
+    """A sequence of values, one an episode, whatever is played; the feedback of a pair is its value.
+
+    Attributes:
+        episode: How many episodes have been played.
+
+    Args:
+        sequence: In [-1, 1], such as `Recorder.sequence`: `(T x [runs x] L x S x A)` for rewards or
+            `(T x [runs x] m x L x S x A)` for costs.
+    """
+
+    def __init__(self, sequence: Tensor) -> None:
+        self._sequence = check_mean(type(self).__name__, sequence, -1.0, axes=4)
+        if len(sequence) == 0:
+            raise InvalidInput(f"The sequence of Replay has shape {tuple(sequence.shape)}; it needs at least one episode.")
+        self.episode = 0
+
+    @property
+    def values(self) -> Tensor:
+        """Of this episode; when all were played, of the last."""
+        return self._sequence[min(self.episode, len(self._sequence) - 1)]
+
+    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
+        if self.episode >= len(self._sequence):
+            raise InvalidInput(
+                f"Replay has played all of its {len(self._sequence)} episodes; record a longer sequence or play fewer episodes."
+            )
+        return values
+
+    def advance(self, policy: Tensor) -> None:
+        self.episode += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"episode": self.episode}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(self, state, "episode")
+        self.episode = int(state["episode"])
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "sequence": fingerprint(self._sequence)}

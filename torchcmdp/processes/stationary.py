@@ -1,0 +1,57 @@
+"""Processes whose mean never changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from torchcmdp.processes.base import Process, bernoulli_feedback, bernoulli_largest, check_low, check_mean, fingerprint
+
+
+class Fixed(Process):
+    """The feedback of a pair is its mean, in every episode.
+
+    Args:
+        mean: `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
+    """
+
+    stationary = True
+
+    def __init__(self, mean: Tensor) -> None:
+        self._mean = check_mean(type(self).__name__, mean, -1.0)
+
+    @property
+    def values(self) -> Tensor:
+        return self._mean
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "mean": fingerprint(self._mean)}
+
+
+class Bernoulli(Process):
+    """The feedback of a pair is 1 with probability (mean - low) / (1 - low) and `low` otherwise, independently in every episode.
+
+    Args:
+        mean: In [low, 1]; `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
+        low: 0 for rewards, -1 for costs.
+    """
+
+    stationary = True
+
+    def __init__(self, mean: Tensor, low: float = 0.0) -> None:
+        self.low = check_low(low)
+        self._mean = check_mean(type(self).__name__, mean, low)
+
+    @property
+    def values(self) -> Tensor:
+        return self._mean
+
+    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
+        return bernoulli_feedback(values, uniforms, self.low)
+
+    def largest(self, values: Tensor) -> Tensor:
+        return bernoulli_largest(values, self.low)
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "low": self.low, "mean": fingerprint(self._mean)}
