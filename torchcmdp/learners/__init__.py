@@ -1,6 +1,16 @@
 """Learners: anything with a `policy` and an `update(trajectory)`."""
 
 from torchcmdp.learners.base import Learner
+from torchcmdp.learners.opt_primal_dual import OptPrimalDual
+from torchcmdp.learners.pdbps import PDBPS
+from torchcmdp.learners.uobreps import UOBREPS
 from torchcmdp.learners.wcops import WCOPS
 
-__all__ = ["Learner", "WCOPS"]
+LEARNERS: dict[str, type[Learner]] = {
+    "wc-ops": WCOPS,
+    "uob-reps": UOBREPS,
+    "opt-primal-dual": OptPrimalDual,
+    "pdb-ps": PDBPS,
+}
+
+__all__ = ["LEARNERS", "Learner", "OptPrimalDual", "PDBPS", "UOBREPS", "WCOPS"]

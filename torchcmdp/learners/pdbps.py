@@ -1,0 +1,206 @@
+"""PDB-PS, primal-dual bandit policy search: fixed share and dilated bonuses against multipliers, a reconstruction."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchcmdp.confidence import (
+    CONFIDENCE_KINDS,
+    KernelSet,
+    confidence_set,
+    lower_occupancy,
+    upper_occupancy,
+    visited_transitions,
+)
+from torchcmdp.errors import InvalidInput
+from torchcmdp.layout import Layout
+from torchcmdp.learners.base import Learner, choice
+from torchcmdp.trajectory import Trajectory
+
+
+class PDBPS(Learner):
+    """PDB-PS with the primal learner FS-PODB (Stradi et al. 2025, arXiv 2410.02269) in every run of a batch: a reconstruction.
+
+    No code of it is public, and its text was not at hand. What this class does, and how sure it is (ALGORITHMS section f):
+
+    | piece | what is done | confidence |
+    | --- | --- | --- |
+    | F1 | gradient ascent on lambda within [0, T^(1/4)]^m; nothing is known about the Slater gap | high |
+    | F2 | mirror descent with entropy in every state, fixed share, dilated bonus, optimistic Q; step over the loss range | high |
+    | F3 | with enough Slater gap lambda bounds itself: a theorem, from which nothing in the code follows | high |
+    | F4 | loss c_t + <lambda_t, g_t> - r_t, with c_t = 1 + |lambda_t|_1, which makes it non-negative | medium |
+    | F5 | Q, b and B as in Luo, Wei, Lee (2021), Algorithm 1, times the range Xi_t of the loss | medium to high |
+    | F6 | the multipliers move by the costs met on the path | medium |
+    | F7 | the constants of the step, of gamma, of the share and of the dual step | low: ours |
+
+    A curve of this learner should say "reconstruction". With its default step it learns very slowly over a thousand episodes.
+
+    Args:
+        layout: Layer widths and actions.
+        constraints: m.
+        horizon: T, which the confidence terms and the default step sizes are made for.
+        delta: Failure probability.
+        runs: How many independent learners there are.
+        eta: Step of the policy before it is divided by the loss range, min(1 / (24 L^3), 1 / sqrt(|X| |A| L T)) by default. This
+            and the following: a float, or a tensor with one value a run.
+        gamma: Implicit exploration, 2 L eta by default.
+        share: Weight of the uniform policy in every step, at most one; 1 / T by default.
+        dual_step: Step of the multipliers, 1 / (L sqrt(m T)) by default.
+        width_scale: Multiplies the transition widths.
+        confidence: Kind of the transition set: "luo" as published, or any other; WC-OPS's for a comparison of equals.
+    """
+
+    name = "PDB-PS"
+    logits: Tensor
+    multipliers: Tensor
+    loss_range: Tensor
+    visits: Tensor
+    transition_visits: Tensor
+
+    def __init__(
+        self,
+        layout: Layout,
+        constraints: int,
+        horizon: int,
+        delta: float = 0.01,
+        runs: int = 1,
+        *,
+        eta: Tensor | float | None = None,
+        gamma: Tensor | float | None = None,
+        share: Tensor | float | None = None,
+        dual_step: Tensor | float | None = None,
+        width_scale: Tensor | float = 1.0,
+        confidence: str = "luo",
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(layout, constraints, horizon, delta, runs, dtype=dtype, device=device)
+        L, T = layout.layers, self.horizon
+        step = min(1 / (24 * L**3), 1 / math.sqrt(layout.total_states * layout.actions * L * T))
+        self.add_hyperparameter("eta", step if eta is None else eta)
+        self.add_hyperparameter("gamma", 2 * L * self.hyperparameter("eta") if gamma is None else gamma)
+        self.add_hyperparameter("share", 1 / T if share is None else share)
+        self.add_hyperparameter("dual_step", 1 / (L * math.sqrt(max(self.constraints, 1) * T)) if dual_step is None else dual_step)
+        self.add_hyperparameter("width_scale", width_scale)
+        self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
+        weight = self.hyperparameter("share")
+        if weight.device.type != "meta" and not (weight <= 1).all():
+            raise InvalidInput(f"share contains {float(weight.max()):g}; a weight must not exceed one.")
+        self._register_state()
+
+    def _register_state(self) -> None:
+        """The state before the first episode: the uniform policy, no prices, no visits, and no loss seen."""
+        like: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        self.register_buffer("logits", torch.zeros(self.runs, *self.layout.pair_shape, **like))
+        self.register_buffer("multipliers", torch.zeros(self.runs, self.constraints, **like))
+        self.register_buffer("loss_range", torch.zeros(self.runs, **like))
+        self.register_buffer("visits", torch.zeros(self.runs, *self.layout.pair_shape, **like))
+        self.register_buffer("transition_visits", torch.zeros(self.runs, *self.layout.transition_shape, **like))
+        self._last_bonus: Tensor | None = None
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `nn.Module`; the learner then continues bit for bit where the state was taken."""
+        self._last_bonus = None
+        return super().load_state_dict(*args, **kwargs)
+
+    @property
+    def policy(self) -> Tensor:
+        """pi_t, `(runs x L x S x A)`."""
+        return self.logits.softmax(-1) * self.layout.pair_mask(self.device)
+
+    @property
+    def kernels(self) -> KernelSet:
+        """P_{t-1}, the transition kernels that the episodes so far leave plausible."""
+        return confidence_set(
+            self.confidence,
+            self.visits,
+            self.transition_visits,
+            self.layout,
+            horizon=self.horizon,
+            delta=self.delta,
+            width_scale=self.hyperparameter("width_scale"),
+        )
+
+    def update(self, trajectory: Trajectory) -> None:
+        """One episode after the roll-out: estimate Q and its bonus with P_{t-1}, move policy and multipliers, count."""
+        self.check_trajectory(trajectory)
+        transitions = visited_transitions(trajectory, self.layout, self.dtype)
+        self.loss_range = torch.maximum(self.loss_range, 2 * (1 + self.multipliers.sum(-1)))
+        policy, kernels = self.policy, self.kernels
+        upper = upper_occupancy(kernels, policy, self.layout)
+        reached = (upper + self._each("gamma")).clamp_min(torch.finfo(self.dtype).tiny)  # no 0/0 where gamma is zero
+        to_go = self.lagrangian_loss(trajectory).flip(-1).cumsum(-1).flip(-1)
+        action_loss = to_go[..., None, None] * transitions.sum(-1) / reached
+        bonus = self._bonus(policy, upper, lower_occupancy(kernels, policy, self.layout), reached)
+        dilated = dilated_bonus(bonus, policy, kernels)
+        self._step(action_loss - dilated)
+        self._move_multipliers(trajectory)
+        self.episode = self.episode + 1
+        self.visits = self.visits + transitions.sum(-1)
+        self.transition_visits = self.transition_visits + transitions
+        self._last_bonus = dilated
+
+    def _each(self, name: str) -> Tensor:
+        """A hyperparameter ready to broadcast over pairs: `(runs x 1 x 1 x 1)`."""
+        return self.hyperparameter(name)[:, None, None, None]
+
+    def lagrangian_loss(self, trajectory: Trajectory) -> Tensor:
+        """c_t + <lambda, g> - r with c_t = 1 + |lambda|_1 at the visited pairs, in [0, 2 c_t]: `(runs x L)`."""
+        priced = (trajectory.costs.to(self.dtype) * self.multipliers.unsqueeze(-2)).sum(-1)
+        return 1 + self.multipliers.sum(-1, keepdim=True) + priced - trajectory.rewards.to(self.dtype)
+
+    def _bonus(self, policy: Tensor, upper: Tensor, lower: Tensor, reached: Tensor) -> Tensor:
+        """b_t(x) = sum_a pi(a|x) L Xi (3 gamma + u_upper - u_lower)(x,a) / (u_upper(x,a) + gamma): `(runs x L x S)`."""
+        scale = self.layout.layers * self.loss_range[:, None, None]
+        return scale * (policy * (3 * self._each("gamma") + upper - lower) / reached).sum(-1)
+
+    def _step(self, loss: Tensor) -> None:
+        """pi <- (1 - share) y + share / |A| with y ~ pi exp(-eta / Xi loss), in logarithms, where nothing underflows."""
+        step = self._each("eta") / self.loss_range[:, None, None, None]
+        moved, share = (self.logits - step * loss).log_softmax(-1), self._each("share")
+        mixed = torch.logaddexp(torch.log1p(-share) + moved, (share / self.layout.actions).log())
+        self.logits = torch.where(self.layout.pair_mask(self.device), mixed, 0)
+
+    def _move_multipliers(self, trajectory: Trajectory) -> None:
+        """lambda_i <- lambda_i + dual_step * (cost i met on the path), kept in [0, T^(1/4)]."""
+        ascent = self.hyperparameter("dual_step").unsqueeze(-1) * trajectory.costs.sum(-2, dtype=self.dtype)
+        self.multipliers = (self.multipliers + ascent).clamp(0, self.horizon**0.25)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Of the last update: the largest multiplier after it, the range of the loss, and the largest dilated bonus."""
+        if self._last_bonus is None:
+            return {}
+        return {
+            "Learner/max_multiplier": pad(self.multipliers.detach(), (1, 0)).amax(-1),
+            "Learner/loss_range": self.loss_range.detach(),
+            "Learner/max_bonus": self._last_bonus.detach().flatten(1).amax(-1),
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Everything that the learner was made with, ready for JSON."""
+        return {**super().config(), "confidence": self.confidence}
+
+
+def dilated_bonus(bonus: Tensor, policy: Tensor, kernels: KernelSet) -> Tensor:
+    """B(x,a) = b(x) + (1 + 1/L) max_p sum_y p(y) sum_a' pi(a'|y) B(y,a'), backward from B = 0 at the terminal state.
+
+    Args:
+        bonus: b, `(... x L x S)`, zero in the padding.
+        policy: `(... x L x S x A)`.
+        kernels: The set that p is chosen from, independently for every pair.
+
+    Returns:
+        `(... x L x S x A)`.
+    """
+    layers, actions = policy.shape[-3], policy.shape[-1]
+    dilated = [bonus[..., -1, :, None].expand(*bonus.shape[:-2], -1, actions)]
+    for k in range(layers - 2, -1, -1):
+        value = (policy[..., k + 1, :, :] * dilated[-1]).sum(-1, keepdim=True)
+        ahead = kernels.optimistic(value, layer=k).squeeze(-1)
+        dilated.append(bonus[..., k, :, None] + (1 + 1 / layers) * ahead)
+    return torch.stack(dilated[::-1], dim=-3)

@@ -1,0 +1,38 @@
+"""UOB-REPS: WC-OPS that does not look at the costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torchcmdp.layout import Layout
+from torchcmdp.learners.base import whole_number
+from torchcmdp.learners.wcops import WCOPS
+from torchcmdp.trajectory import Trajectory
+
+
+class UOBREPS(WCOPS):
+    """UOB-REPS with a set update every episode: what WC-OPS is without constraints, in an environment that may have some.
+
+    Its own `constraints` is zero: costs are dropped on entry, and the occupancies are projected onto the plausible ones, safe or
+    not.
+
+    Args:
+        layout, horizon, delta, runs: As for `WCOPS`.
+        constraints: m of the environment, whose costs are ignored.
+        settings: The further keyword arguments of `WCOPS`; those about costs have no effect.
+    """
+
+    name = "UOB-REPS"
+
+    def __init__(self, layout: Layout, constraints: int, horizon: int, delta: float = 0.01, runs: int = 1, **settings: Any) -> None:
+        super().__init__(layout, 0, horizon, delta, runs, **settings)
+        self.ignored_constraints = whole_number("constraints", constraints, least=0)
+
+    def update(self, trajectory: Trajectory) -> None:
+        """One episode of WC-OPS without its costs."""
+        super().update(replace(trajectory, costs=trajectory.costs[..., :0]))
+
+    def config(self) -> dict[str, Any]:
+        """Everything that the learner was made with, ready for JSON."""
+        return {**super().config(), "constraints": self.ignored_constraints}
