@@ -105,7 +105,7 @@ class Literal:
 
 
 @pytest.mark.parametrize("mode", WIDTH_MODES)
-@pytest.mark.parametrize("scale", [1.0, 0.01])
+@pytest.mark.parametrize("scale", [1.0, 0.001])
 def test_it_is_the_literal_algorithm(mode: str, scale: float, cmdp: LayeredCMDP) -> None:
     layout, gap = cmdp.layout, 0.7
     cmdp = LayeredCMDP(layout, cmdp.transitions, cmdp.rewards, (cmdp.costs + 0.6).clamp_max(1) * layout.pair_mask())
@@ -245,16 +245,16 @@ def test_step_sizes_follow_the_slater_gap(cmdp: LayeredCMDP) -> None:
 def test_it_approaches_the_safe_optimum_of_two_paths() -> None:
     cmdp = tc.two_path_cmdp()
     learner = OptPrimalDual(
-        cmdp.layout, 1, 1500, runs=4, slater_gap=0.2, bonus_scale=0.01, width_scale=0.01, primal_step=0.1, dual_step=0.05
+        cmdp.layout, 1, 700, runs=4, slater_gap=0.2, bonus_scale=0.01, width_scale=0.01, primal_step=0.1, dual_step=0.05
     )
     env, costs, rewards = simulator(cmdp, 4), [], []
-    for _ in range(1500):
+    for _ in range(700):
         occupancy = tc.pair_occupancy_of(learner.policy, cmdp.transitions)
         rewards.append((occupancy * cmdp.rewards).sum((-1, -2, -3)))
         costs.append((occupancy * cmdp.costs[0]).sum((-1, -2, -3)))
         learner.update(env.rollout(learner.policy))
     # 0.4 at cost 0, while the unconstrained optimum earns 0.84 at cost 0.44; its iterates circle around it
-    assert abs(float(torch.stack(rewards[500:]).mean()) - 0.4) < 0.1 and abs(float(torch.stack(costs[500:]).mean())) < 0.1
+    assert abs(float(torch.stack(rewards[200:]).mean()) - 0.4) < 0.1 and abs(float(torch.stack(costs[200:]).mean())) < 0.1
 
 
 def test_config_is_json_and_diagnostics_have_one_number_a_run(cmdp: LayeredCMDP) -> None:

@@ -151,8 +151,9 @@ class PDBPS(Learner):
 
     def lagrangian_loss(self, trajectory: Trajectory) -> Tensor:
         """c_t + <lambda, g> - r with c_t = 1 + |lambda|_1 at the visited pairs, in [0, 2 c_t]: `(runs x L)`."""
-        priced = (trajectory.costs.to(self.dtype) * self.multipliers.unsqueeze(-2)).sum(-1)
-        return 1 + self.multipliers.sum(-1, keepdim=True) + priced - trajectory.rewards.to(self.dtype)
+        # as (1 - r) + <lambda, 1 + g>, in which no rounding can make it negative
+        priced = ((1 + trajectory.costs.to(self.dtype)) * self.multipliers.unsqueeze(-2)).sum(-1)
+        return 1 - trajectory.rewards.to(self.dtype) + priced
 
     def _bonus(self, policy: Tensor, upper: Tensor, lower: Tensor, reached: Tensor) -> Tensor:
         """b_t(x) = sum_a pi(a|x) L Xi (3 gamma + u_upper - u_lower)(x,a) / (u_upper(x,a) + gamma): `(runs x L x S)`."""
