@@ -31,12 +31,22 @@ def test_episode_benchmark_accounts_for_the_whole_episode(tmp_path, capsys):
     assert 95 <= sum(int(cell.rstrip("%")) for cell in row if cell.endswith("%")) <= 105
 
 
+def test_program_benchmark_agrees_with_highs(tmp_path, capsys):
+    arguments = ["bench", "program", "--batches", "2", "--constraints", "2", "--episodes", "20", "--repeats", "1"]
+    assert main([*arguments, "--highs-instances", "2", "--logdir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "bench" / "program.md").read_text().strip() in printed
+    row = [cell.strip() for cell in printed.splitlines()[2].strip("|").split("|")]
+    assert row[:2] == ["2", "2"] and row[4].endswith("x") and float(row[-1]) < 1e-7
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["projetion"], "did you mean projection?"),
         (["projection", "--sizes", "huge"], "--sizes got 'huge'"),
         (["projection", "--batches", "0"], "--batches is 0"),
+        (["program", "--constraints", "0"], "--constraints is 0"),
         (["episode", "--episodes", "-3"], "--episodes is -3"),
         (["episode", "--name", "../x"], "one plain folder name"),
     ],

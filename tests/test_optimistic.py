@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcmdp as tc
-from tests import extended_lp
+from train import extended_lp
 from torchcmdp.optimistic import INFEASIBLE, MAX_ITERATIONS, SOLVED, optimistic_optimum
 from torchcmdp.projection import SafeSet
 

@@ -1,4 +1,4 @@
-"""`python -m train bench projection|episode`: where the time goes, and how we compare with the solvers one could use instead."""
+"""`python -m train bench projection|program|episode`: where the time goes, and how we compare with the solvers one could use instead."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ BENCHMARKS = {
         "train.bench_projection",
         "our projection against cvxpylayers (Moreau, DIFFCP) and Clarabel, same instances, same run",
     ),
+    "program": ("train.bench_program", "the optimistic linear program of OptCMDP, a whole batch at once, against HiGHS"),
     "episode": ("train.bench_episode", "where an episode of WC-OPS spends its time, and the same run through cvxpylayers"),
 }
 

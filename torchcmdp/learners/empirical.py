@@ -30,7 +30,8 @@ class EmpiricalLearner(Learner):
 
     def __init__(self, layout: Layout, constraints: int, horizon: int, delta: float = 0.01, runs: int = 1, **like: Any) -> None:
         super().__init__(layout, constraints, horizon, delta, runs, **like)
-        pairs, zeros = layout.pair_shape, {"dtype": self.dtype, "device": self.device}
+        pairs = layout.pair_shape
+        zeros: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         self.register_buffer("visits", torch.zeros(self.runs, *pairs, **zeros))
         self.register_buffer("transition_visits", torch.zeros(self.runs, *layout.transition_shape, **zeros))
         self.register_buffer("reward_sum", torch.zeros(self.runs, *pairs, **zeros))

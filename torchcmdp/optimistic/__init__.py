@@ -50,7 +50,8 @@ def optimistic_optimum(
     if compiled:
         outputs = _solve_compiled(flat, layout, max_iterations)
     else:
-        outputs = torch_simplex.solve(*flat, layout, max_iterations, fixed_iterations)
+        flat_rewards, lower, upper, costs = flat
+        outputs = torch_simplex.solve(flat_rewards, lower, upper, costs, layout, max_iterations, fixed_iterations)
     if fixed_iterations is None and rewards.device.type != "meta" and (outputs[4] == INVALID).any():
         _raise_invalid(flat, layout)
     dtype = torch.promote_types(rewards.dtype, safe_set.costs.dtype)

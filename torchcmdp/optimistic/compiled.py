@@ -1,8 +1,8 @@
 """Column generation for the optimistic linear program, one instance after the other.
 
-The plausible kernels are a product over pairs, so for given multipliers the best occupancy is a backward recursion. The program over
-mixtures of such occupancies has only m + 1 rows; it is solved by the simplex method, which asks the recursion for its columns. A
-basis holds occupancies, slacks of constraints and, until a safe mixture is found, one column for the common violation s.
+The plausible kernels are a product over pairs, so for given multipliers the best occupancy is a backward recursion. The program
+over mixtures of such occupancies has only m + 1 rows; it is solved by the simplex method, which asks the recursion for its columns.
+A basis holds occupancies, slacks of constraints and, until a safe mixture is found, one column for the common violation s.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def sort_descending(values, n, order):
 
 @njit(**OPTIONS)
 def best_occupancy(widths, lower, upper, pair_reward, values, order, best, chosen, reach, occupancy):
-    """The occupancy of the plausible kernel and deterministic policy with the largest total reward; ties go to the lowest action."""
+    """The occupancy of the plausible kernel and deterministic policy with the largest total reward; ties: the lowest action."""
     layers, states, actions = pair_reward.shape
     values[:] = 0.0
     row = np.empty(states)
@@ -254,7 +254,7 @@ def mix(point, kinds, gain, columns, occupancy, answer):
 
 @njit(**OPTIONS)
 def solve_one(widths, rewards, lower, upper, costs, max_iterations, occupancy, multipliers, answer):
-    """One instance; fills in the occupancy, the multipliers and answer = (value, excess, residual). Returns (status, iterations)."""
+    """One instance: fills in the occupancy, the multipliers and (value, excess, residual); returns status and iterations."""
     layers, states, actions = rewards.shape
     m = costs.shape[0]
     n = m + 1  # rows: the m constraints, then the weights that sum to one

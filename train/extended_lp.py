@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, lil_array
 
-from torchcmdp import Layout
+from torchcmdp import Layout, TorchCMDPError
 
 TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
@@ -20,6 +20,7 @@ class Program(NamedTuple):
     flow: csr_array
     source: np.ndarray
     rows: csr_array
+    constraints: int
 
 
 def build(layout: Layout, lower: np.ndarray, upper: np.ndarray, costs: np.ndarray) -> Program:
@@ -43,26 +44,38 @@ def build(layout: Layout, lower: np.ndarray, upper: np.ndarray, costs: np.ndarra
             rows[2 * len(index) + i, j] = cost[k, x, a]
     for i in range(len(costs)):
         rows[2 * len(index) + i, len(index)] = -1
-    return Program(index, flow.tocsr(), source, rows.tocsr())
+    return Program(index, flow.tocsr(), source, rows.tocsr(), len(costs))
 
 
 def solve(layout: Layout, rewards: np.ndarray, lower: np.ndarray, upper: np.ndarray, costs: np.ndarray) -> tuple[float, float]:
-    """The best reward, and the least common violation: where it is positive, the reward at that violation plus 1e-7."""
-    program = build(layout, lower, upper, costs)
+    """The best reward, and the least common violation: where it is positive, the reward at that violation plus 1e-7.
+
+    Args:
+        rewards: `(L x S x A)`.
+        lower, upper: `(L x S x A x S)`.
+        costs: `(m x L x S x A)`.
+    """
+    return optimise(build(layout, lower, upper, costs), rewards)
+
+
+def optimise(program: Program, rewards: np.ndarray) -> tuple[float, float]:
+    """What `solve` returns, of a program that is already built."""
     n = len(program.index)
     least = 0.0
-    if len(costs):
+    if program.constraints:
         least = _highs(program, np.append(np.zeros(n), 1.0), None)
         least = least if least > 1e-9 else 0.0
     gain = np.zeros(n + 1)
-    for (k, x, a, _), j in program.index.items():
-        gain[j] = -rewards[k, x, a]
+    k, x, a, _ = np.array(list(program.index)).T
+    gain[:n] = -rewards[k, x, a]
     return -_highs(program, gain, least + 1e-7 if least else 0.0), least
 
 
 def _highs(program: Program, objective: np.ndarray, most: float | None) -> float:
-    bounds = [*[(0, None)] * len(program.index), (0, most)]
+    bounds = np.tile((0.0, np.inf), (len(objective), 1))
+    bounds[-1, 1] = np.inf if most is None else most
     limits = np.zeros(program.rows.shape[0])
     result = linprog(objective, program.rows, limits, program.flow, program.source, bounds=bounds, method="highs", options=TIGHT)
-    assert result.status == 0, result.message
+    if result.status != 0:
+        raise TorchCMDPError(f"HiGHS could not solve the extended program: {result.message}")
     return float(result.fun)

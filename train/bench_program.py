@@ -1,0 +1,121 @@
+"""The optimistic linear program of OptCMDP: ours for a whole batch against HiGHS, one instance after the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import torchcmdp as tc
+from torchcmdp.learners import OptCMDP
+from torchcmdp.optimistic import optimistic_optimum
+from torchcmdp.projection import SafeSet
+from train import check_positive, experiment_folder, extended_lp, parse
+from train.bench import table
+
+AIM = 20
+
+
+@dataclass
+class Options:
+    """Time the optimistic linear program on what OptCMDP asks midway through a run, against HiGHS on the extended program.
+
+    HiGHS gets its matrices ready-made: only its two calls an instance (least violation, then best reward; the first is left out
+    where it is known to be zero) are timed.
+
+    Examples:
+      python -m train bench program
+      python -m train bench program --constraints 1 4 --batches 128
+    """
+
+    batches: tuple[int, ...] = (1, 10, 128)
+    """How many runs are solved at once."""
+    constraints: tuple[int, ...] = (1, 2, 4)
+    """Numbers of safety constraints."""
+    episodes: int = 300
+    """Episodes that OptCMDP plays before its programs are timed."""
+    repeats: int = 20
+    """Timed repetitions of ours; the median counts."""
+    highs_instances: int = 20
+    """Instances given to HiGHS; its time per instance is their mean."""
+    seed: int = 0
+    """Of the CMDPs and of all random numbers."""
+    name: str = "bench"
+    """Folder of the results inside LOGDIR."""
+    logdir: str = "runs"
+    """Folder of all experiments."""
+
+
+def instances(constraints: int, runs: int, episodes: int, seed: int) -> tuple[torch.Tensor, SafeSet]:
+    """The programs of OptCMDP after some episodes, with its widths at a tenth so that the constraints matter."""
+    cmdp = tc.random_cmdp((1, 4, 4, 4, 1), 3, constraints, seed)
+    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=seed)
+    learner = OptCMDP(cmdp.layout, constraints, 10_000, runs=runs, bonus_scale=0.1, width_scale=0.1)
+    for _ in range(episodes):
+        learner.update(env.rollout(learner.policy))
+    return learner.program()
+
+
+def median_seconds(function: Callable[[], object], repeats: int) -> float:
+    """The median time of a call, after one that is not counted."""
+    function()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def highs_seconds(rewards: torch.Tensor, safe_set: SafeSet, count: int) -> tuple[float, float]:
+    """Seconds per instance of HiGHS, and the largest difference between its values and ours."""
+    ours = optimistic_optimum(rewards, safe_set)
+    total, difference = 0.0, 0.0
+    count = min(count, len(rewards))
+    for j in range(count):
+        arrays = (tensor[j].numpy() for tensor in (safe_set.lower, safe_set.upper, safe_set.costs))
+        program = extended_lp.build(safe_set.layout, *arrays)
+        if not float(ours.excess[j]):
+            program = program._replace(constraints=0)
+        start = time.perf_counter()
+        value, _ = extended_lp.optimise(program, rewards[j].numpy())
+        total += time.perf_counter() - start
+        difference = max(difference, abs(value - float(ours.value[j])))
+    return total / count, difference
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; returns the exit code."""
+    options = parse(Options, arguments, prog="python -m train bench program")
+    folder = experiment_folder(options.logdir, options.name)
+    check_positive(
+        episodes=options.episodes, repeats=options.repeats, highs_instances=options.highs_instances,
+        batches=min(options.batches, default=0), constraints=min(options.constraints, default=0),
+    )  # fmt: skip
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    rows = []
+    for m in tqdm(options.constraints, desc="timing", leave=False):
+        rewards, safe_set = instances(m, max(options.batches), options.episodes, options.seed)
+        rival, difference = highs_seconds(rewards, safe_set, options.highs_instances)
+        for batch in options.batches:
+            part = SafeSet(safe_set.layout, safe_set.lower[:batch], safe_set.upper[:batch], safe_set.costs[:batch])
+            solve = lambda batch=batch, part=part, rewards=rewards: optimistic_optimum(rewards[:batch], part)  # noqa: E731
+            ours = median_seconds(solve, options.repeats) / batch
+            ratio = rival / ours
+            met = "" if batch < 128 else f" (aim {AIM}x: {'met' if ratio >= AIM else 'missed'})"
+            tried = float(solve().iterations.double().mean())
+            row = [str(m), str(batch), f"{1e6 * ours:,.0f}", f"{1e6 * rival:,.0f}", f"{ratio:,.0f}x{met}", f"{tried:.1f}"]
+            rows.append([*row, f"{difference:.0e}"])
+    header = ["m", "batch", "ours, us per instance", "HiGHS, us per instance", "faster", "policies tried", "largest difference"]
+    text = table(header, rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "program.md").write_text(text + "\n")
+    print(text)
+    print(f"\nWritten to {folder / 'program.md'}")
+    return 0
