@@ -64,7 +64,13 @@ def test_every_band_is_one_margin_chart(tmp_path):
     events = read(tmp_path)
     layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
     series = [chart.margin.series[0] for category in layout.category for chart in category.chart]
-    assert {s.value for s in series} == {"Regret/cumulative", "Violation/cumulative", "Violation/positive", "Metrics/EpRet"}
+    assert {s.value for s in series} == {
+        "Regret/cumulative",
+        "Regret/alpha",
+        "Violation/cumulative",
+        "Violation/positive",
+        "Metrics/EpRet",
+    }
     assert {tag for s in series for tag in (s.value, s.lower, s.upper)} <= set(events.Tags()["scalars"])
 
 

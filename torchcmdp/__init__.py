@@ -5,7 +5,7 @@ from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
 from torchcmdp.layout import Layout
 from torchcmdp.learners import WCOPS, Learner
-from torchcmdp.metrics import Tracker, mean_and_interval
+from torchcmdp.metrics import Tracker, growth_exponent, mean_and_interval
 from torchcmdp.occupancy import (
     flow_residual,
     interval_residual,
@@ -73,6 +73,7 @@ __all__ = [
     # Measuring and running
     "RunResult",
     "Tracker",
+    "growth_exponent",
     "mean_and_interval",
     "plot_curves",
     "run",

@@ -8,20 +8,14 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from torchcmdp.comparators import Comparators, check_entry, expected_value
 from torchcmdp.errors import InvalidInput
 from torchcmdp.occupancy import pair_occupancy_of
-from torchcmdp.planning import safe_optimum
+from torchcmdp.planning import alpha_of
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
 
-
-def expected_value(values: Tensor, occupancy: Tensor) -> Tensor:
-    """<v, q>, the expected sum of `values` over an episode: `(...)`.
-
-    Args:
-        values, occupancy: `(... x L x S x A)`; batch shapes broadcast.
-    """
-    return (values * occupancy).sum(dim=(-1, -2, -3))
+__all__ = ["Tracker", "episode_regret", "expected_value", "growth_exponent", "mean_and_interval", "worst_constraint"]
 
 
 def episode_regret(rewards: Tensor, comparator: Tensor, occupancy: Tensor) -> Tensor:
@@ -54,15 +48,36 @@ def mean_and_interval(x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
     return x.mean(0), x.std(0) * (quantile / runs**0.5)
 
 
+def growth_exponent(episodes: Tensor, curve: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    """How fast a curve grows: b in curve = c t^b over the last half of its points, the mean over runs and its half-width.
+
+    Of every run the slope of log(curve) over log(t) by least squares, at those of the points where the curve is positive. Both
+    results are NaN if some run has fewer than two: such a run has no exponent, and leaving it out would flatter the others.
+
+    Args:
+        episodes: t at each point, `(points,)`.
+        curve: `(runs x points)`.
+        level: Confidence level of the interval.
+    """
+    half = curve.shape[-1] // 2
+    t, y = episodes[half:].to(curve), curve[:, half:]
+    used = y > 0
+    x, y = t.log().expand_as(y), torch.where(used, y, 1).log()
+    count = used.sum(-1, keepdim=True)
+    x = torch.where(used, x - (x * used).sum(-1, keepdim=True) / count, 0)
+    slopes = (x * y).sum(-1) / x.square().sum(-1)
+    return mean_and_interval(torch.where(count.squeeze(-1) > 1, slopes, torch.nan), level)
+
+
 class Tracker:
     """Sums up regret and violations of the policies played in a simulator, and keeps them at chosen episodes.
 
-    The regret compares with the best safe policy for the CMDP's mean rewards and costs, fixed for all episodes. Where no policy
-    is safe it is NaN. Sums are kept in float64 whatever the CMDP's type, so that a million episodes add up.
+    The regret compares with one safe policy for all episodes. Where neither process changes, it is the best for the CMDP's mean
+    rewards and costs. Where one does, it is the best in hindsight: for the mean rewards and mean costs of all episodes up to the
+    last recorded point. Where no policy is safe the regret is NaN. Sums are kept in float64 whatever the CMDP's type, so that a
+    million episodes add up. Memory grows with the number of points, not with that of episodes.
 
     Attributes:
-        feasible: Whether a safe policy exists, `(runs,)`.
-        comparator: Its state-action occupancy q*, `(L x S x A)` or `(runs x L x S x A)`.
         updates: How many episodes were summed up.
 
     Args:
@@ -72,9 +87,7 @@ class Tracker:
 
     def __init__(self, env: Simulator, points: int | None = None) -> None:
         self.env = env
-        optimum = safe_optimum(env.cmdp)
-        self.comparator = optimum.occupancy.sum(-1)
-        self.feasible = optimum.feasible.expand(env.runs)
+        self._comparators = Comparators(env, points or 16)
         self.updates = 0
         m = env.cmdp.constraints
         # regret, reward, comparator's reward, realised reward; then violation, positive violation and realised cost by constraint
@@ -92,12 +105,13 @@ class Tracker:
         """
         env = self.env
         occupancy = pair_occupancy_of(policy.detach().to(env.dtype), env.cmdp.transitions)
-        rewards = env.reward_values
+        rewards, comparator = env.reward_values, self._comparators.safe
         scalars = torch.stack(
             [
-                episode_regret(rewards, self.comparator, occupancy).expand(env.runs),
+                # of a changing process the first and third mean nothing: its comparator is not known yet
+                episode_regret(rewards, comparator, occupancy).expand(env.runs),
                 expected_value(rewards, occupancy).expand(env.runs),
-                expected_value(rewards, self.comparator).expand(env.runs),
+                expected_value(rewards, comparator).expand(env.runs),
                 self._realised(trajectory),
             ],
             dim=1,
@@ -105,6 +119,7 @@ class Tracker:
         violation = expected_value(env.cost_values, occupancy.unsqueeze(-4)).expand(env.runs, -1)
         costs = torch.zeros_like(violation) if trajectory is None else trajectory.costs.sum(1)
         self._sums += torch.cat([scalars, violation, violation.clamp_min(0), costs], dim=1)
+        self._comparators.update()
         self.updates += 1
 
     def _realised(self, trajectory: Trajectory | None) -> Tensor:
@@ -112,7 +127,10 @@ class Tracker:
         return self._sums.new_zeros(self.env.runs) if trajectory is None else trajectory.rewards.sum(1)
 
     def record(self, t: int | None = None) -> None:
-        """Keep a point of all curves at episode `t`, by default the number of updates so far."""
+        """Keep a point of all curves at episode `t`, by default the number of updates so far.
+
+        Where a process changes this solves a linear program for every run.
+        """
         t = self.updates if t is None else int(t)
         if self._episodes and t <= self._episodes[-1]:
             raise InvalidInput(f"A point at episode {t} cannot follow one at episode {self._episodes[-1]}; points must increase.")
@@ -122,6 +140,7 @@ class Tracker:
         self._points[used] = self._sums
         self._episodes.append(t)
         self._counts.append(self.updates)
+        self._comparators.record(self.updates)
 
     @property
     def episodes(self) -> Tensor:
@@ -129,9 +148,42 @@ class Tracker:
         return torch.tensor(self._episodes, dtype=torch.int64, device=self._sums.device)
 
     @property
+    def comparator(self) -> Tensor:
+        """q*, the state-action occupancy of the best safe policy, `(L x S x A)` or `(runs x L x S x A)`."""
+        return self._comparators.safe
+
+    @property
+    def feasible(self) -> Tensor:
+        """Whether a safe policy exists, `(runs,)`."""
+        return self._comparators.feasible
+
+    @property
+    def rho(self) -> Tensor:
+        """How safe the safest policy is in its worst pair and episode, up to the last point, `(runs,)`."""
+        return self._comparators.rho
+
+    @property
+    def alpha(self) -> Tensor:
+        """rho^+ / (1 + rho^+), `(runs,)`."""
+        return alpha_of(self.rho)
+
+    @property
     def regret(self) -> Tensor:
         """R_t, `(runs x points)`; NaN where no policy is safe."""
-        return self._curve(0)
+        return self.comparator_reward - self.reward if self._comparators.changing else self._curve(0)
+
+    @property
+    def anytime_regret(self) -> Tensor:
+        """t OPT_t minus the sum of <r_t, q_t>, each point compared with the best safe policy of its own past, `(runs x points)`.
+
+        The same as `regret` where no process changes, and at the last point.
+        """
+        return self._comparators.anytime_reward - self.reward if self._comparators.changing else self.regret
+
+    @property
+    def alpha_regret(self) -> Tensor:
+        """alpha times the sum of <r_t, q> for the best policy, safe or not, minus the sum of <r_t, q_t>, `(runs x points)`."""
+        return self.alpha.to(torch.float64)[:, None] * self.best_reward - self.reward
 
     @property
     def reward(self) -> Tensor:
@@ -141,7 +193,12 @@ class Tracker:
     @property
     def comparator_reward(self) -> Tensor:
         """Sum of <r_t, q*>, `(runs x points)`."""
-        return self._curve(2)
+        return self._comparators.reward_of(self.comparator) if self._comparators.changing else self._curve(2)
+
+    @property
+    def best_reward(self) -> Tensor:
+        """Sum of <r_t, q> for the best policy of all episodes up to the last point, safe or not, `(runs x points)`."""
+        return self._comparators.reward_of(self._comparators.best)
 
     @property
     def realised_reward(self) -> Tensor:
@@ -184,10 +241,9 @@ class Tracker:
         return self._per_episode(self.violation_by_constraint)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything measured so far, and the comparator, so that resuming does not depend on the LP solver's rounding."""
+        """Everything measured so far, and what it is compared with."""
         return {
-            "comparator": self.comparator.clone(),
-            "feasible": self.feasible.clone(),
+            **self._comparators.state_dict(),
             "sums": self._sums.clone(),
             "points": self._points[: len(self._episodes)].clone(),
             "episodes": torch.tensor(self._episodes, dtype=torch.int64),
@@ -197,14 +253,12 @@ class Tracker:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state_dict` returned."""
-        for name, own in (("comparator", self.comparator), ("feasible", self.feasible), ("sums", self._sums)):
-            if name not in state or state[name].shape != own.shape:
-                found = tuple(state[name].shape) if name in state else "nothing"
-                raise InvalidInput(f"The tracker's state has {found} for {name}; expected a tensor of shape {tuple(own.shape)}.")
+        counts = state["counts"].tolist() if "counts" in state else []
+        self._comparators.load_state_dict(state, counts)
+        check_entry(state, "sums", tuple(self._sums.shape))
         device = self._sums.device
-        self.comparator, self.feasible = state["comparator"].to(self.comparator), state["feasible"].to(device)
         self._sums = state["sums"].to(device).clone()
-        self._episodes, self._counts = state["episodes"].tolist(), state["counts"].tolist()
+        self._episodes, self._counts = state["episodes"].tolist(), counts
         self.updates = int(state["updates"])
         self._points = torch.zeros(
             max(len(self._points), len(self._episodes)), *self._sums.shape, dtype=torch.float64, device=device

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from torchcmdp.errors import RunFolderError
 
-FORMAT = 1
+FORMAT = 2
 ADVICE = "take another folder (--name), or start over with fresh=True (--fresh)"
 EVENTS = "events.out.tfevents.*"
 
