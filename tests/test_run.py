@@ -13,14 +13,27 @@ from torch import Tensor, nn
 
 from torchcmdp.errors import InvalidInput, RunFolderError
 from torchcmdp.instances import random_cmdp
+from torchcmdp.metrics import Tracker
 from torchcmdp.occupancy import uniform_policy
-from torchcmdp.processes import Bernoulli
+from torchcmdp.processes import Bernoulli, OGDAdversary, Recorder, Replay, safe_caps
 from torchcmdp.run import RunResult, run
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
 
 RUNS = 3
-CURVES = ("regret", "violation", "positive_violation", "violation_by_constraint", "positive_violation_by_constraint")
+CURVES = (
+    "regret",
+    "anytime_regret",
+    "alpha_regret",
+    "violation",
+    "positive_violation",
+    "violation_by_constraint",
+    "positive_violation_by_constraint",
+    "rho",
+    "alpha",
+    "safe_value",
+    "best_value",
+)
 
 
 class Killed(Exception):
@@ -73,6 +86,13 @@ def make_env(seed: int = 0) -> Simulator:
     return Simulator(cmdp, Bernoulli(cmdp.rewards), Bernoulli(cmdp.costs, low=-1), runs=RUNS, seed=seed)
 
 
+def adversarial_env(step: float = 0.3) -> Simulator:
+    cmdp = random_cmdp((1, 2, 3, 1), 2, 2, seed=1)
+    rewards = Recorder(OGDAdversary(cmdp.rewards, sign=-1, step=step), 15)
+    costs = Recorder(OGDAdversary(cmdp.costs, sign=1, step=step, low=-1, high=safe_caps(cmdp, 0.2)), 100)
+    return Simulator(cmdp, rewards, costs, runs=RUNS)
+
+
 def play(logdir=None, *, episodes=20, log_every=4, env=None, at=None, action=None, rate=0.1, **options) -> RunResult:
     env = env or make_env()
     return run(Hedge(env.cmdp.layout, rate, at, action), env, episodes, logdir, log_every, progress=False, images=False, **options)
@@ -97,6 +117,7 @@ def assert_same(one: RunResult, two: RunResult) -> None:
         assert torch.equal(getattr(one, name), getattr(two, name)), name
     for tag, value in one.diagnostics.items():
         assert torch.equal(value, two.diagnostics[tag]), tag
+        assert torch.equal(one.counts[tag], two.counts[tag]), tag
 
 
 @pytest.mark.parametrize(("episodes", "log_every", "points"), [(10, 4, [4, 8, 10]), (8, 4, [4, 8]), (3, 100, [3]), (1, None, [1])])
@@ -113,8 +134,6 @@ def test_about_two_hundred_points_by_default():
 
 
 def test_the_curves_are_those_of_a_hand_written_loop():
-    from torchcmdp.metrics import Tracker
-
     env = make_env()
     learner, tracker = Hedge(env.cmdp.layout), Tracker(env)
     for _ in range(20):
@@ -142,6 +161,8 @@ def test_diagnostics_are_averaged_between_points_and_over_the_run(tmp_path):
     assert [float(row["Solver/iterations"]) for row in rows] == [2.5, 6.5, 10.5, 14.5, 18.5]
     assert result.mean_iterations == 10.5
     assert result.elastic_fraction == 0.5 and result.elastic_count == 10 * RUNS
+    assert result.count("Solver/elastic") == 10 * RUNS and result.count("Solver/iterations") == 20 * RUNS
+    assert result.count("Learner/gamma_active") is None
 
 
 def test_the_table_holds_the_curves(tmp_path):
@@ -370,3 +391,72 @@ def test_wcops_resumes_bit_for_bit(tmp_path):
         play_wcops(tmp_path / "killed", at=33)
     assert_same(play_wcops(tmp_path / "killed"), whole)
     assert (tmp_path / "killed" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize("at", [3, 4, 13, 19])
+def test_a_killed_adversarial_run_resumes_bit_for_bit_with_its_recording(tmp_path, at):
+    env = adversarial_env()
+    whole = play(tmp_path / "whole", env=env)
+    with pytest.raises(Killed):
+        play(tmp_path / "killed", env=adversarial_env(), at=at, action=kill, checkpoint_every=0)
+    resumed_env = adversarial_env()
+    assert_same(play(tmp_path / "killed", env=resumed_env), whole)
+    assert (tmp_path / "killed" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
+    assert env.rewards.sequence.shape[:2] == (15, RUNS) and env.costs.sequence.shape[:3] == (20, RUNS, 2)
+    assert torch.equal(resumed_env.rewards.sequence, env.rewards.sequence)
+    assert torch.equal(resumed_env.costs.sequence, env.costs.sequence)
+
+
+def test_adversarial_logs_hold_what_was_known_at_the_time(tmp_path):
+    result = play(tmp_path, env=adversarial_env())
+    rows = table(tmp_path)
+    regret = [float(row["Regret/cumulative"]) for row in rows]
+    assert regret == pytest.approx(result.anytime_regret.mean(0).tolist())
+    assert regret[0] != pytest.approx(result.regret[:, 0].mean().item(), abs=1e-6)  # which knows the end
+    assert result.regret[:, -1].tolist() == pytest.approx(result.anytime_regret[:, -1].tolist())
+    assert float(rows[-1]["Regret/alpha"]) == pytest.approx(result.alpha_regret[:, -1].mean().item())
+    assert float(rows[-1]["Metrics/rho"]) == pytest.approx(result.rho.mean().item()) and (result.rho >= 0.2).all()
+    assert float(rows[-1]["Metrics/alpha"]) == pytest.approx(result.alpha.mean().item())
+    assert (result.safe_value <= result.best_value + 1e-9).all()
+    room = [float(row["Metrics/rho"]) for row in rows]
+    assert room == sorted(room, reverse=True)  # more episodes, less room
+
+
+def test_a_recorded_sequence_gives_another_learner_the_same_comparators():
+    env = adversarial_env()
+    env.rewards.episodes = 20
+    own = play(env=env)
+    other = Simulator(env.cmdp, Replay(env.rewards.sequence), Replay(env.costs.sequence), runs=RUNS)
+    replayed = play(env=other, rate=0.5)
+    for name in ("rho", "alpha", "safe_value", "best_value"):
+        torch.testing.assert_close(getattr(replayed, name), getattr(own, name), rtol=0, atol=1e-12)
+    assert not torch.equal(replayed.regret, own.regret)
+
+
+def test_an_adversarial_run_is_deterministic_and_other_learners_get_other_sequences():
+    assert_same(play(env=adversarial_env()), play(env=adversarial_env()))
+    env, other = adversarial_env(), adversarial_env()
+    play(env=env)
+    play(env=other, rate=0.5)
+    assert not torch.equal(env.costs.sequence, other.costs.sequence)
+
+
+def test_an_environment_may_bring_its_own_tracker():
+    """One that hides its model: the loop reads nothing of it but what `run` lists."""
+
+    class Hidden:
+        def __init__(self, env):
+            self._env = env
+
+        def tracker(self):
+            return Tracker(self._env)
+
+        def __getattr__(self, name):
+            shown = ("layout", "constraints", "runs", "device", "episode", "rollout", "state_dict", "load_state_dict", "config")
+            if name not in shown:
+                raise AttributeError(name)
+            return getattr(self._env, name)
+
+    env = make_env()
+    result = run(Hedge(env.layout), Hidden(env), 20, log_every=4, progress=False)
+    assert_same(result, play())

@@ -257,6 +257,11 @@ def test_gradients_do_not_leak_into_the_trajectory(cmdp: LayeredCMDP) -> None:
     assert not env.rollout(uniform_policy(cmdp.layout)).rewards.requires_grad
 
 
+def test_layout_and_constraints_are_those_of_the_cmdp(cmdp: LayeredCMDP) -> None:
+    env = Simulator(cmdp, Bernoulli(cmdp.rewards), Fixed(cmdp.costs))
+    assert env.layout == cmdp.layout and env.constraints == 2
+
+
 def test_config_is_json_and_tells_simulators_apart(cmdp: LayeredCMDP) -> None:
     envs = [simulator(cmdp), simulator(cmdp, seed=1), simulator(cmdp, runs=2), simulator(cmdp, first_run=1)]
     envs += [simulator(random_cmdp(cmdp.layout.widths, seed=9)), simulator(cmdp.to(dtype=torch.float32))]
