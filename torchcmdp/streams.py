@@ -100,11 +100,21 @@ class RunStreams:
         purposes = COST + constraints
         if layers > _SLOTS_PER_PURPOSE or purposes > _SLOTS_PER_PURPOSE:
             raise InvalidInput(f"{layers} layers and {constraints} constraints are too many; each must be below 2**16.")
-        device = self.device
-        seed = torch.full((1,), self.seed, dtype=torch.int64, device=device)
-        run = torch.arange(self.first_run, self.first_run + self.runs, device=device).view(-1, 1, 1)
-        episode = torch.arange(start, start + episodes, device=device).view(-1, 1, 1, 1)
-        slot = torch.arange(layers, device=device).view(-1, 1) + torch.arange(purposes, device=device) * _SLOTS_PER_PURPOSE
-        high, low = threefry2x32((seed, run), (episode, slot))
-        bits = high.bitwise_right_shift_(5).mul_(2**26).add_(low.bitwise_right_shift_(6))
-        return bits.to(torch.float64).mul_(2.0**-53)
+        run = torch.arange(self.first_run, self.first_run + self.runs, device=self.device).view(-1, 1)
+        episode = torch.arange(start, start + episodes, device=self.device).view(-1, 1, 1)
+        return uniform_at(self.seed, run, episode, torch.arange(layers, device=self.device), constraints)
+
+
+def uniform_at(seed: int, run: Tensor, episode: Tensor, layer: Tensor, constraints: int) -> Tensor:
+    """The numbers of single steps, each of any run, episode and layer: `(... x (3 + m))`, as `RunStreams.uniform` has them.
+
+    Args:
+        seed: In [0, 2^32).
+        run, episode, layer: int64, `(...)`; they broadcast.
+        constraints: m.
+    """
+    purposes = torch.arange(COST + constraints, device=layer.device) * _SLOTS_PER_PURPOSE
+    key = torch.full((1,), seed, dtype=torch.int64, device=layer.device)
+    high, low = threefry2x32((key, run.unsqueeze(-1)), (episode.unsqueeze(-1), layer.unsqueeze(-1) + purposes))
+    bits = high.bitwise_right_shift_(5).mul_(2**26).add_(low.bitwise_right_shift_(6))
+    return bits.to(torch.float64).mul_(2.0**-53)

@@ -1,0 +1,162 @@
+"""Our CMDPs as a batched TorchRL environment, and tabular policies as TorchRL policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcmdp.adapters import require
+from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, Steps, check_constraint, cost_of
+from torchcmdp.cmdp import LayeredCMDP
+from torchcmdp.errors import InvalidInput
+from torchcmdp.learners.base import choice
+from torchcmdp.processes import Process
+from torchcmdp.simulator import _draw, _thresholds
+from torchcmdp.streams import ACTION, RunStreams
+
+require("torchrl", "torchrl")
+
+from tensordict import TensorDict, TensorDictBase  # noqa: E402
+from torchrl.data import Categorical, Composite, OneHot, Unbounded  # noqa: E402
+from torchrl.envs import EnvBase  # noqa: E402
+
+
+class TorchRLEnv(EnvBase):  # type: ignore[misc]
+    """A `torchrl.envs.EnvBase` over a layered CMDP with one batch axis, that of the runs.
+
+    A step is a function of its input alone: the tensordict carries `state` and `layer`, and the number of the `episode`, which with
+    the seed decides all random numbers. The environment itself only counts the episodes that resets begin. After `set_seed(s)`
+    run j plays the episodes of run j of `Simulator(..., seed=s)` if it takes the same actions.
+
+    Entries, with the runs in front: `observation` (the state's number over all layers, or that one hot), `action` (a number),
+    `reward` `(runs x 1)`, `cost` `(runs x 1)`, `costs` `(runs x m)`, and `done` and `terminated` after L steps. Costs are signed: a
+    policy is safe when the expected sum of every cost over an episode is at most zero.
+
+    Args:
+        cmdp: A single CMDP, or a batch of one a run; the environment is on its device.
+        rewards, costs: Where feedback comes from; by default the CMDP's mean rewards and costs, without noise. They must be
+            stationary, since nothing but the tensordict may change.
+        runs: The batch size.
+        seed: Of all random numbers.
+        observation: "index" or "one-hot".
+        constraint: Which constraint `cost` shows; None for the sum of all.
+    """
+
+    batch_locked = True
+    _next_episode: Tensor
+
+    def __init__(
+        self,
+        cmdp: LayeredCMDP,
+        rewards: Process | None = None,
+        costs: Process | None = None,
+        *,
+        runs: int = 1,
+        seed: int = 0,
+        observation: str = "index",
+        constraint: int | None = None,
+    ) -> None:
+        check_constraint(cmdp, constraint)
+        one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
+        steps = Steps(cmdp, rewards, costs, runs)
+        for name, process in (("rewards", steps.rewards), ("costs", steps.costs)):
+            if not process.stationary:
+                raise InvalidInput(
+                    f"{name} come from {type(process).__name__}, whose values change with the episodes; this environment keeps "
+                    "nothing between them and needs a stationary process, such as Bernoulli or Fixed."
+                )
+        super().__init__(device=cmdp.device, batch_size=(runs,))
+        self.cmdp, self.constraint, self.one_hot = cmdp, constraint, one_hot
+        self.steps, self.index = steps, LayeredIndex(cmdp.layout, cmdp.device)
+        self._make_specs()
+        self._set_seed(seed)
+
+    def _make_specs(self) -> None:
+        runs, device, layout = self.steps.runs, self.cmdp.device, self.cmdp.layout
+
+        def number(n: int) -> Categorical:
+            return Categorical(n, shape=(runs,), dtype=torch.int64, device=device)
+
+        def real(width: int) -> Unbounded:
+            return Unbounded((runs, width), dtype=self.cmdp.dtype, device=device)
+
+        n = self.index.states
+        state = {
+            "state": number(layout.states),
+            "layer": number(layout.layers + 1),
+            "episode": Unbounded((runs,), dtype=torch.int64, device=device),
+        }
+        self.observation_spec = Composite(
+            observation=OneHot(n, shape=(runs, n), dtype=torch.float32, device=device) if self.one_hot else number(n),
+            cost=real(1),
+            costs=real(self.cmdp.constraints),
+            **{name: spec.clone() for name, spec in state.items()},
+            shape=(runs,),
+            device=device,
+        )
+        self.state_spec = Composite(**state, shape=(runs,), device=device)
+        self.action_spec = number(layout.actions)
+        self.reward_spec = real(1)
+
+    def uniforms(self, tensordict: TensorDictBase) -> Tensor:
+        """The random numbers of the step that `tensordict` stands before: `(runs x (3 + m))`, by purpose as in `RunStreams`."""
+        layer = tensordict["layer"].clamp_max(self.cmdp.layout.layers - 1)
+        return self.steps.uniforms(self.seed, tensordict["episode"], layer)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        episode, zero = self._next_episode, torch.zeros_like(self._next_episode)
+        if tensordict is None or tensordict.get("_reset", None) is None:
+            begun = torch.ones_like(episode)
+        else:
+            begun = tensordict["_reset"].reshape(episode.shape).to(episode.dtype)
+        self._next_episode = episode + begun
+        costs = torch.zeros(self.steps.runs, self.cmdp.constraints, dtype=self.cmdp.dtype, device=self.cmdp.device)
+        return self._tensordict(zero, zero, episode, costs)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        layer, state, episode = tensordict["layer"], tensordict["state"], tensordict["episode"]
+        next_state, reward, costs = self.steps.step(layer, state, tensordict["action"], self.uniforms(tensordict))
+        output = self._tensordict(layer + 1, next_state, episode, costs)
+        done = (layer + 1 >= self.cmdp.layout.layers).unsqueeze(-1)
+        return output.update({"reward": reward.unsqueeze(-1), "done": done, "terminated": done.clone()})
+
+    def _tensordict(self, layer: Tensor, state: Tensor, episode: Tensor, costs: Tensor) -> TensorDict:
+        entries = {
+            "observation": self.index.of(layer, state, one_hot=self.one_hot),
+            "cost": cost_of(costs, self.constraint).unsqueeze(-1),
+            "costs": costs,
+            "state": state,
+            "layer": layer,
+            "episode": episode.clone(),
+        }
+        return TensorDict(entries, batch_size=self.batch_size, device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.seed = RunStreams(0 if seed is None else seed, self.steps.runs).seed  # refuses what is out of range
+        self._next_episode = torch.zeros(self.steps.runs, dtype=torch.int64, device=self.cmdp.device)
+
+
+class TabularPolicy(torch.nn.Module):
+    """A policy given as a table, in the form in which TorchRL takes policies: it writes `action` into a tensordict.
+
+    Actions are drawn from the environment's own streams, with the numbers that `Simulator` would use.
+
+    Args:
+        policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
+        env: The environment that it plays in.
+    """
+
+    thresholds: Tensor
+
+    def __init__(self, policy: Tensor, env: TorchRLEnv) -> None:
+        super().__init__()
+        env.cmdp.layout.check_shape("policy", policy, kind="pair")
+        self.env = env
+        self.register_buffer("thresholds", _thresholds(policy).expand(env.steps.runs, *policy.shape[-3:]))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        layer = tensordict["layer"].clamp_max(self.env.cmdp.layout.layers - 1)
+        rows = self.thresholds[self.env.steps.run, layer, tensordict["state"]]
+        return tensordict.set("action", _draw(rows, self.env.uniforms(tensordict)[:, ACTION, None]))
