@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from torchcmdp.layout import Layout
 from torchcmdp.learners.base import whole_number
 from torchcmdp.learners.wcops import WCOPS
@@ -32,6 +34,10 @@ class UOBREPS(WCOPS):
     def update(self, trajectory: Trajectory) -> None:
         """One episode of WC-OPS without its costs."""
         super().update(replace(trajectory, costs=trajectory.costs[..., :0]))
+
+    def update_expected(self, occupancy: Tensor, rewards: Tensor, costs: Tensor) -> None:
+        """One expected episode of WC-OPS without its costs."""
+        super().update_expected(occupancy, rewards, costs[..., :0, :, :, :])
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
