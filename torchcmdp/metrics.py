@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from scipy import stats
@@ -87,14 +88,18 @@ class Tracker:
 
     def __init__(self, env: Simulator, points: int | None = None) -> None:
         self.env = env
-        self._comparators = Comparators(env, points or 16)
+        self._comparators = self._make_comparators(points or 16)
         self.updates = 0
-        m = env.cmdp.constraints
+        m = env.constraints
         # regret, reward, comparator's reward, realised reward; then violation, positive violation and realised cost by constraint
         self._sums = torch.zeros(env.runs, 4 + 3 * m, dtype=torch.float64, device=env.device)
         self._points = self._sums.new_zeros(max(1, points or 16), *self._sums.shape)
         self._episodes: list[int] = []
         self._counts: list[int] = []
+
+    def _make_comparators(self, points: int) -> Any:
+        """What the policies are compared with; a subclass for environments without a known CMDP has something else."""
+        return Comparators(self.env, points)
 
     def update(self, policy: Tensor, trajectory: Trajectory | None = None) -> None:
         """Add the episode that the simulator has just played.
@@ -269,7 +274,7 @@ class Tracker:
         return self._points[: len(self._episodes), :, column].T.clone()
 
     def _block(self, block: int) -> Tensor:
-        m = self.env.cmdp.constraints
+        m = self.env.constraints
         return self._points[: len(self._episodes), :, 4 + block * m : 4 + (block + 1) * m].transpose(0, 1).clone()
 
     def _per_episode(self, sums: Tensor) -> Tensor:

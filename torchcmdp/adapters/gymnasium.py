@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.adapters import require
+from torchcmdp.adapters.foreign import GymnasiumSimulator, Layered, RealisedTracker
 from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, Steps, check_constraint, cost_of
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
@@ -21,6 +22,8 @@ from torchcmdp.streams import RunStreams
 require("gymnasium", "gym")
 
 import gymnasium as gym  # noqa: E402
+
+__all__ = ["CMDPEnv", "CMDPVectorEnv", "GymnasiumSimulator", "Layered", "RealisedTracker"]
 
 
 class _Episodes:
@@ -122,6 +125,7 @@ class CMDPEnv(gym.Env[Any, Any]):
     ) -> None:
         self._episodes = _Episodes(cmdp, rewards, costs, 1, observation, constraint)
         self.cmdp, self.six_tuple = cmdp, six_tuple
+        self.layout, self.constraints = cmdp.layout, cmdp.constraints
         self.observation_space = self._episodes.observation_space
         self.action_space = gym.spaces.Discrete(cmdp.layout.actions)
 

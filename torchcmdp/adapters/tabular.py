@@ -115,9 +115,7 @@ def from_gymnasium(
     """
     env = gym.make(env) if isinstance(env, str) else env
     costs = [cost] if callable(cost) else list(cost)
-    budgets = torch.as_tensor(budget, dtype=torch.float64)
-    if budgets.shape not in ((), (len(costs),)) or not ((budgets >= 0) & budgets.isfinite()).all():
-        raise InvalidInput(f"budget is {budget}; it must be a number that is not negative, or one for each of {len(costs)} costs.")
+    budgets = budgets_of(budget, len(costs))
     initial = _initial(env.unwrapped, start)
     tables = _tables(env.unwrapped.P, initial, costs)
     ended, waiting = len(initial), len(initial) + 1
@@ -125,12 +123,20 @@ def from_gymnasium(
     first, layers = (waiting, horizon + 1) if random_start else (int(initial.argmax()), horizon)
     low, high = min(0.0, float(tables.rewards.min())), max(0.0, float(tables.rewards.max()))
     high = high if high > low else low + 1.0
-    shifted = tables.costs - (budgets / layers).expand(len(costs))[:, None, None]
+    shifted = tables.costs - (budgets / layers)[:, None, None]
     scales = shifted.abs().amax((1, 2)).clamp_min(1)
     rewards = (tables.mean_rewards - low) / (high - low)
     cmdp = unroll(tables.transitions, rewards.clamp(0, 1), shifted / scales[:, None, None], horizon=layers, start=first)
     states = _states(tables.transitions, first, cmdp)
-    return ImportedCMDP(cmdp.to(device, dtype), states, ended, waiting, low, high, budgets.expand(len(costs)), scales)
+    return ImportedCMDP(cmdp.to(device, dtype), states, ended, waiting, low, high, budgets, scales)
+
+
+def budgets_of(budget: float | Sequence[float], constraints: int) -> Tensor:
+    """One budget for every constraint, `(m,)`."""
+    budgets = torch.as_tensor(budget, dtype=torch.float64)
+    if budgets.shape not in ((), (constraints,)) or not ((budgets >= 0) & budgets.isfinite()).all():
+        raise InvalidInput(f"budget is {budget}; it must be a number that is not negative, or one for each of {constraints} costs.")
+    return budgets.expand(constraints)
 
 
 class _Tables(NamedTuple):

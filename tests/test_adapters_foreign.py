@@ -1,0 +1,175 @@
+"""Gymnasium environments as what `run` plays in: the same numbers as the simulator's, resumable, and nothing known is assumed."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import torchcmdp as tc
+from torchcmdp.adapters.gymnasium import CMDPEnv, GymnasiumSimulator, Layered
+from torchcmdp.adapters.tabular import fell_in_a_hole, from_gymnasium
+from torchcmdp.metrics import expected_value
+
+Z_999 = 3.2905  # 99.9% two-sided
+
+
+def simulator(cmdp: tc.LayeredCMDP, **options) -> GymnasiumSimulator:
+    feedback = {"rewards": tc.Bernoulli(cmdp.rewards), "costs": tc.Bernoulli(cmdp.costs, low=-1)}
+    return GymnasiumSimulator(lambda: CMDPEnv(cmdp, **feedback), **options)
+
+
+def frozen_lake(horizon: int = 6) -> Layered:
+    return Layered(gym.make("FrozenLake-v1"), horizon, fell_in_a_hole, 0.2)
+
+
+def test_episodes_have_the_cmdp_s_means(cmdp, random_policy):
+    env, policy, episodes = simulator(cmdp, runs=8, seed=1), random_policy(cmdp.layout), 150
+    played = [env.rollout(policy) for _ in range(episodes)]
+    occupancy = tc.pair_occupancy_of(policy, cmdp.transitions)
+    returns, costs = torch.cat([t.rewards.sum(1) for t in played]), torch.cat([t.costs.sum(1) for t in played])
+    for samples, expected in ((returns, expected_value(cmdp.rewards, occupancy)), (costs, expected_value(cmdp.costs, occupancy))):
+        assert ((samples.mean(0) - expected).abs() <= Z_999 * samples.std(0) / len(samples) ** 0.5).all()
+    visits = torch.stack([(t.states[:, 2] == 0).double().mean() for t in played]).mean()
+    assert abs(visits - occupancy[2, 0].sum()) <= Z_999 * 0.5 / (8 * episodes) ** 0.5
+
+
+def test_a_trajectory_has_the_simulator_s_form(cmdp, random_policy):
+    env = simulator(cmdp, runs=3, dtype=torch.float32)
+    trajectory = env.rollout(random_policy(cmdp.layout, 3))
+    layers = cmdp.layout.layers
+    assert trajectory.states.shape == trajectory.actions.shape == trajectory.rewards.shape == (3, layers)
+    assert trajectory.costs.shape == (3, layers, 2) and trajectory.costs.dtype == trajectory.rewards.dtype == torch.float32
+    assert torch.equal(trajectory.next_states[:, :-1], trajectory.states[:, 1:]) and not trajectory.next_states[:, -1].any()
+
+
+def test_runs_and_episodes_have_streams_of_their_own(cmdp, random_policy):
+    policy = random_policy(cmdp.layout)
+    few, many = simulator(cmdp, runs=2, seed=5), simulator(cmdp, runs=4, seed=5)
+    first, second = few.rollout(policy), few.rollout(policy)
+    more = many.rollout(policy)
+    assert torch.equal(more.costs[:2], first.costs) and torch.equal(more.actions[:2], first.actions)
+    assert not torch.equal(first.costs, second.costs) and not torch.equal(first.costs[0], first.costs[1])
+    again = simulator(cmdp, runs=2, seed=5)
+    again.load_state_dict({"episode": 1})
+    assert torch.equal(again.rollout(policy).costs, second.costs)
+
+
+def test_wcops_learns_where_transitions_are_never_seen(tmp_path):
+    env = GymnasiumSimulator(frozen_lake, runs=2, seed=0)
+    learner = tc.WCOPS(env.layout, env.constraints, horizon=30, runs=2)
+    result = tc.run(learner, env, episodes=30, logdir=tmp_path / "lake", log_every=10, progress=False)
+    assert result.completed and result.regret.isnan().all() and result.rho.isnan().all()
+    assert result.violation.isfinite().all() and (result.positive_violation >= result.violation).all()
+    assert float(learner.visits.sum()) == 2 * 30 * env.layout.layers
+    assert (tmp_path / "lake" / "metrics.csv").exists()
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(cmdp, tmp_path):
+    def play(learner, episodes: int, logdir=None, **options):
+        return tc.run(learner, simulator(cmdp, runs=2, seed=3), episodes, logdir, 2, progress=False, images=False, **options)
+
+    class Interrupted(tc.WCOPS):
+        def update(self, trajectory):
+            super().update(trajectory)
+            if int(self.episode) == 5:
+                raise KeyboardInterrupt
+
+    make = {"layout": cmdp.layout, "constraints": 2, "horizon": 8, "runs": 2}
+    whole = play(tc.WCOPS(**make), 8)
+    with pytest.raises(KeyboardInterrupt):
+        play(Interrupted(**make), 8, tmp_path, checkpoint_every=0.0)
+    resumed = play(tc.WCOPS(**make), 8, tmp_path)
+    assert torch.equal(resumed.violation, whole.violation) and resumed.episodes.tolist() == whole.episodes.tolist()
+
+
+def test_realised_sums(cmdp, random_policy):
+    env, policy = simulator(cmdp, runs=3, seed=2), random_policy(cmdp.layout)
+    tracker = env.tracker()
+    played = []
+    for _ in range(4):
+        played.append(env.rollout(policy))
+        tracker.update(policy, played[-1])
+    tracker.record()
+    costs = torch.stack([t.costs.sum(1) for t in played])
+    assert torch.equal(tracker.violation_by_constraint[:, 0], costs.sum(0))
+    assert torch.equal(tracker.positive_violation_by_constraint[:, 0], costs.clamp_min(0).sum(0))
+    assert torch.equal(tracker.reward[:, 0], torch.stack([t.rewards.sum(1) for t in played]).sum(0))
+    assert tracker.regret.isnan().all() and tracker.best_reward.isnan().all() and tracker.best_reward.shape == (3, 1)
+    other = env.tracker()
+    other.load_state_dict(tracker.state_dict())
+    assert torch.equal(other.violation, tracker.violation) and other.best_reward.shape == (3, 1)
+
+
+def test_layered_frozen_lake_is_the_imported_one():
+    horizon = 6
+    env = GymnasiumSimulator(lambda: frozen_lake(horizon), runs=400, seed=0)
+    imported = from_gymnasium("FrozenLake-v1", horizon, fell_in_a_hole, 0.2)
+    assert env.layout.widths == (1, *[17] * (horizon - 1), 1)
+    policy = tc.uniform_policy(env.layout)
+    costs = torch.cat([env.rollout(policy).costs.sum(1) for _ in range(5)])
+    occupancy = tc.pair_occupancy_of(tc.uniform_policy(imported.cmdp.layout), imported.cmdp.transitions)
+    expected = expected_value(imported.cmdp.costs, occupancy)
+    assert (costs.mean(0) - expected).abs() <= Z_999 * costs.std(0) / len(costs) ** 0.5
+
+
+def test_layered_waits_at_the_end_and_scales_rewards():
+    env = Layered(gym.make("FrozenLake-v1", is_slippery=False), 8, fell_in_a_hole, 0.4, rewards=(-1.0, 1.0))
+    assert env.reset(seed=0)[0] == 0
+    steps = [env.step(action) for action in (1, 2, 0, 0, 0, 0, 0, 0)]  # down, then right into a hole
+    observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
+    assert observations == (1 + 4, 1 + 17 + 16, *[1 + 17 * k + 16 for k in range(2, 7)], 1 + 17 * 7)
+    assert rewards == (0.5,) * 8 and terminated == (False,) * 7 + (True,) and not any(truncated)
+    assert [info["cost"] for info in infos] == pytest.approx([-0.05, 0.95] + [-0.05] * 6)
+
+
+class Fake(gym.Env):
+    """One state a layer, two layers, and whatever is to be wrong."""
+
+    observation_space, action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(2)
+
+    def __init__(self, observation: int = 1, reward: float = 0.5, info: dict | None = None, ends: bool = False) -> None:
+        self.answer = (observation, reward, ends, False, {"cost": 0.1} if info is None else info)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return self.answer
+
+
+def test_an_environment_that_knows_nothing_of_us():
+    env = GymnasiumSimulator(Fake, layout=tc.Layout((1, 1, 1), 2), constraints=1)
+    trajectory = env.rollout(tc.uniform_policy(env.layout))
+    assert trajectory.costs.flatten().tolist() == [0.1, 0.1] and trajectory.rewards.tolist() == [[0.5, 0.5]]
+
+
+def test_mistakes_get_a_sentence(cmdp):
+    layout = tc.Layout((1, 1, 1), 2)
+
+    def roll(**wrong):
+        return GymnasiumSimulator(lambda: Fake(**wrong), layout=layout, constraints=1).rollout(tc.uniform_policy(layout))
+
+    def random_start():
+        taxi = Layered(gym.make("Taxi-v4"), 3, rewards=(-10.0, 20.0))
+        for seed in range(9):
+            taxi.reset(seed=seed)
+
+    for words, call in {
+        "observation 2 came in layer 1, whose states are 1 to 1": lambda: roll(observation=2),
+        "gave reward 1.5": lambda: roll(reward=1.5),
+        r"costs \[2.0\]": lambda: roll(info={"costs": np.array([2.0])}),
+        "must hold 1 costs": lambda: roll(info={}),
+        "ended after 1 of 2 steps": lambda: roll(ends=True),
+        "does not say its layout": lambda: GymnasiumSimulator(Fake),
+        r"widths \(1, 2, 1\) need Discrete\(4\)": lambda: GymnasiumSimulator(Fake, layout=tc.Layout((1, 2, 1), 2), constraints=1),
+        "policy has shape": lambda: simulator(cmdp).rollout(torch.ones(1)),
+        "it must be Discrete": lambda: Layered(gym.make("CartPole-v1"), 3),
+        "the start must be fixed": random_start,
+        "an interval with zero in it": lambda: Layered(Fake(), 3, rewards=(1.0, 2.0)),
+        "has the key episode": lambda: simulator(cmdp).load_state_dict({}),
+        "pass the trajectory": lambda: simulator(cmdp).tracker().update(tc.uniform_policy(cmdp.layout)),
+    }.items():
+        with pytest.raises(tc.InvalidInput, match=words):
+            call()

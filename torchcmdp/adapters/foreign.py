@@ -1,0 +1,282 @@
+"""Gymnasium environments as what `run` plays in: a learner meets transitions that nobody on our side has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcmdp.adapters import require
+from torchcmdp.adapters.steps import LayeredIndex
+from torchcmdp.adapters.tabular import Cost, Move, budgets_of
+from torchcmdp.errors import InvalidInput
+from torchcmdp.layout import Layout
+from torchcmdp.metrics import Tracker
+from torchcmdp.simulator import _thresholds
+from torchcmdp.streams import ACTION, REWARD, RunStreams
+from torchcmdp.trajectory import Trajectory
+
+require("gymnasium", "gym")
+
+import gymnasium as gym  # noqa: E402
+
+
+class Layered(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives an environment with discrete spaces a fixed horizon, layered observations and costs.
+
+    Layer 0 holds the start alone, which must always be the same state; the layers after it hold every state of the environment and
+    one more, in which an episode that ended early waits, without rewards and costs, for the horizon.
+
+    Attributes:
+        layout: Layer widths and actions.
+        constraints: m.
+
+    Args:
+        env: With `Discrete` observations and actions.
+        horizon: L, the steps of an episode.
+        cost: The cost of a move, in [0, 1]; one function a constraint.
+        budget: How much of it an episode may have in expectation; each step then shows cost - budget / L.
+        rewards: The smallest and the largest reward, which become 0 and 1.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        horizon: int,
+        cost: Cost | Sequence[Cost] = (),
+        budget: float | Sequence[float] = 0.0,
+        *,
+        rewards: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        super().__init__(env)
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name), gym.spaces.Discrete):
+                raise InvalidInput(f"the {name} is {getattr(env, name)}; it must be Discrete.")
+        if not rewards[0] <= 0 <= rewards[1] or rewards[0] == rewards[1]:
+            raise InvalidInput(f"rewards is {rewards}; it must be an interval with zero in it, which is what waiting earns.")
+        self._costs = [cost] if callable(cost) else list(cost)
+        self._share = budgets_of(budget, len(self._costs)).numpy() / horizon
+        self._states, self._rewards = int(env.observation_space.n), rewards
+        self.layout = Layout((1, *[self._states + 1] * (horizon - 1), 1), int(env.action_space.n))
+        self.constraints = len(self._costs)
+        self.observation_space = gym.spaces.Discrete(self.layout.total_states)
+        self._first: int | None = None
+        self._layer, self._state, self._over = 0, 0, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Begin an episode."""
+        state, info = self.env.reset(seed=seed, options=options)
+        self._first = int(state) if self._first is None else self._first
+        if state != self._first:
+            raise InvalidInput(f"an episode starts in state {state} and an earlier one in {self._first}; the start must be fixed.")
+        self._layer, self._state, self._over = 0, int(state), False
+        return 0, info
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Take an action, or wait."""
+        reward, costs = 0.0, np.zeros(self.constraints)
+        info: dict[str, Any] = {}
+        if not self._over:
+            state, reward, terminated, truncated, info = self.env.step(action)  # type: ignore[assignment]
+            move = Move(self._state, int(action), int(state), float(reward), bool(terminated))
+            costs = np.array([float(cost(move)) for cost in self._costs])
+            self._state, self._over = move.next_state, terminated or truncated
+        low, high = self._rewards
+        self._layer += 1
+        last = self._layer == self.layout.layers
+        place = 0 if last else (self._states if self._over else self._state)
+        observation = 1 + (self._layer - 1) * (self._states + 1) + place
+        shown = costs - self._share
+        return observation, (float(reward) - low) / (high - low), last, False, {**info, "cost": float(shown.sum()), "costs": shown}
+
+
+class GymnasiumSimulator:
+    """Plays Gymnasium environments for many runs, in the place of a `Simulator`; of each it sees what any agent sees.
+
+    The environments have `Discrete` spaces, episodes of L steps, and layered observations: state x of layer k is number widths[0] +
+    ... + widths[k-1] + x, as in `CMDPEnv` and `Layered`. Rewards lie in [0, 1]; costs, in [-1, 1], are `info["costs"]`, or
+    `info["cost"]` if there is one constraint. Every episode is seeded by (seed, run, episode), so that a run can be resumed; an
+    environment must not remember earlier episodes.
+
+    Attributes:
+        layout, constraints, runs, seed, dtype, device: Of the episodes.
+        episode: How many have been played.
+        envs: The environments, one a run.
+
+    Args:
+        make: Called once a run for an environment.
+        runs, seed, dtype, device: As above.
+        layout, constraints: As above; by default the environment's own attributes of these names.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        runs: int = 1,
+        seed: int = 0,
+        *,
+        layout: Layout | None = None,
+        constraints: int | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.streams = RunStreams(seed, runs)  # on the host, where the environments are
+        self.envs = [make() for _ in range(self.streams.runs)]
+        self.layout: Layout = _own(self.envs[0], "layout") if layout is None else layout
+        self.constraints = int(_own(self.envs[0], "constraints") if constraints is None else constraints)
+        self.runs, self.seed, self.dtype, self.device = self.streams.runs, self.streams.seed, dtype, torch.device(device or "cpu")
+        self.episode = 0
+        self._first = LayeredIndex(self.layout).first.tolist()
+        wanted = {"observation_space": self.layout.total_states, "action_space": self.layout.actions}
+        for name, n in wanted.items():
+            space = getattr(self.envs[0], name)
+            if not isinstance(space, gym.spaces.Discrete) or (space.n, space.start) != (n, 0):
+                raise InvalidInput(f"the {name} is {space}; widths {self.layout.widths} need Discrete({n}).")
+
+    def rollout(self, policy: Tensor) -> Trajectory:
+        """Play one episode of every run.
+
+        Args:
+            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
+        """
+        self.layout.check_shape("policy", policy, kind="pair")
+        thresholds = _thresholds(policy.detach()).expand(self.runs, *self.layout.pair_shape).numpy(force=True)
+        uniforms = self.streams.uniform(self.episode, 0, self.layout.layers).numpy()
+        played = [self._play(*each) for each in zip(self.envs, thresholds, uniforms, strict=True)]
+        states, actions, rewards, costs = (np.stack(column) for column in zip(*played, strict=True))
+        self.episode += 1
+        visited = torch.from_numpy(states).to(self.device)
+        real: Any = {"dtype": self.dtype, "device": self.device}
+        feedback = (torch.from_numpy(rewards).to(**real), torch.from_numpy(costs).to(**real))
+        return Trajectory(visited[:, :-1], torch.from_numpy(actions).to(self.device), visited[:, 1:], *feedback)
+
+    def _play(self, env: Any, thresholds: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, ...]:
+        """One episode of one run: states `(L + 1)`, actions and rewards `(L)`, costs `(L x m)`."""
+        layers = self.layout.layers
+        states, actions = np.zeros(layers + 1, np.int64), np.zeros(layers, np.int64)
+        rewards, costs = np.zeros(layers), np.zeros((layers, self.constraints))
+        # a purpose that nothing else here uses: the environment draws its own rewards
+        observation, _ = env.reset(seed=int(uniforms[0, REWARD] * 2**31))
+        for k in range(layers):
+            states[k] = self._state(observation, k)
+            actions[k] = (thresholds[k, states[k]] <= uniforms[k, ACTION]).sum()
+            observation, rewards[k], terminated, truncated, info = env.step(int(actions[k]))
+            costs[k] = self._costs(info)
+            if not (0 <= rewards[k] <= 1 and (np.abs(costs[k]) <= 1).all()):
+                raise InvalidInput(
+                    f"step {k} of an episode gave reward {rewards[k]:g} and costs {costs[k].tolist()}; rewards must lie in [0, 1] "
+                    "and costs in [-1, 1]."
+                )
+            if (terminated or truncated) and k + 1 < layers:
+                raise InvalidInput(
+                    f"an episode ended after {k + 1} of {layers} steps; Layered(env, horizon) gives it a fixed length."
+                )
+        return states, actions, rewards, costs
+
+    def _state(self, observation: Any, layer: int) -> int:
+        state = int(observation) - self._first[layer]
+        if not 0 <= state < self.layout.widths[layer]:
+            start, width = self._first[layer], self.layout.widths[layer]
+            raise InvalidInput(f"observation {observation} came in layer {layer}, whose states are {start} to {start + width - 1}.")
+        return int(state)
+
+    def _costs(self, info: Mapping[str, Any]) -> Any:
+        if self.constraints == 0:
+            return []
+        name = "costs" if "costs" in info else "cost"
+        if np.size(info.get(name, ())) != self.constraints:
+            raise InvalidInput(f'info["costs"] must hold {self.constraints} costs, but info has {name} = {info.get(name)}.')
+        return info[name]
+
+    def tracker(self) -> Tracker:
+        """Measures what was realised, since nothing else is known."""
+        return RealisedTracker(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of episodes played: with the same arguments, all that is needed to continue."""
+        return {"episode": self.episode}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        if set(state) != {"episode"}:
+            raise InvalidInput(f"A GymnasiumSimulator's state has the key episode, not {', '.join(map(str, state)) or 'none'}.")
+        self.episode = int(state["episode"])
+
+    def config(self) -> dict[str, Any]:
+        """What defines the episodes, ready for JSON."""
+        return {
+            "environment": str(self.envs[0]),
+            "widths": list(self.layout.widths),
+            "actions": self.layout.actions,
+            "constraints": self.constraints,
+            "runs": self.runs,
+            "seed": self.seed,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+class RealisedTracker(Tracker):
+    """A tracker for environments of which neither transitions nor means are known: all sums are those of the paths walked.
+
+    The regret, rho and alpha are NaN. The positive violation sums the positive parts of realised costs, whose noise only ever adds.
+
+    Args:
+        env: What is played in.
+    """
+
+    env: Any
+
+    def __init__(self, env: GymnasiumSimulator) -> None:
+        super().__init__(env)  # type: ignore[arg-type]
+
+    def _make_comparators(self, points: int) -> _Unknown:
+        return _Unknown(self.env)
+
+    def update(self, policy: Tensor, trajectory: Trajectory | None = None) -> None:
+        """Add an episode.
+
+        Args:
+            policy: Not looked at.
+            trajectory: What was played.
+        """
+        if trajectory is None:
+            raise InvalidInput("the policies' means are unknown in this environment; pass the trajectory.")
+        reward, costs = trajectory.rewards.sum(1), trajectory.costs.sum(1)
+        unknown = torch.full_like(reward, torch.nan)
+        scalars = torch.stack([unknown, reward, unknown, reward], dim=1)
+        self._sums += torch.cat([scalars, costs, costs.clamp_min(0), costs], dim=1)
+        self.updates += 1
+
+
+class _Unknown:
+    """Comparators of which nothing is known."""
+
+    changing = False
+
+    def __init__(self, env: GymnasiumSimulator) -> None:
+        self.rho = torch.full((env.runs,), torch.nan, dtype=torch.float64, device=env.device)
+        self.safe = self.best = self.rho
+        self.feasible = torch.zeros(env.runs, dtype=torch.bool, device=env.device)
+        self._points = 0
+
+    def record(self, episodes: int) -> None:
+        self._points += 1
+
+    def reward_of(self, occupancy: Tensor) -> Tensor:
+        return self.rho[:, None].expand(-1, self._points)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], counts: list[int]) -> None:
+        self._points = len(counts)
+
+
+def _own(env: Any, name: str) -> Any:
+    try:
+        return env.get_wrapper_attr(name)
+    except AttributeError:
+        raise InvalidInput(f"the environment {env} does not say its {name}; pass {name}= to GymnasiumSimulator.") from None
