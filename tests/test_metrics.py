@@ -360,6 +360,7 @@ def test_costs_that_become_unsafe_leave_no_regret_but_an_alpha_regret(cmdp: Laye
     tracker = measure(env, random_policy, [4, 8])
     assert tracker.anytime_regret[:, 0].isfinite().all() and tracker.anytime_regret[:, 1].isnan().all()
     assert tracker.regret.isnan().all() and not tracker.feasible.any()
+    assert torch.equal(tracker.comparator.isnan(), cmdp.layout.pair_mask().expand(2, -1, -1, -1))
     assert tracker.rho.tolist() == [-1, -1] and torch.equal(tracker.alpha_regret, -tracker.reward)
 
 
