@@ -128,7 +128,7 @@ def expected_learning_rate(gamma_excess: Tensor, visits: Tensor, visited: Tensor
     Returns:
         `(... x m x L x S x A)`.
     """
-    share = visited / torch.where(visits > 0, visits, 1.0)
+    share = torch.where(visits > 0, visited / torch.where(visits > 0, visits, 1.0), 0.0)
     return ((1 + gamma_excess)[..., None, None, None] * share.unsqueeze(-4)).clamp_max(1)
 
 

@@ -16,6 +16,7 @@ from torchcmdp.confidence import (
     confidence_set,
     upper_occupancy,
     upper_occupancy_visited,
+    visited_pairs,
     visited_transitions,
 )
 from torchcmdp.estimation import (
@@ -231,25 +232,51 @@ class WCOPS(Learner):
         self._count(visited, transitions, costs.sum(-2))
         self._move(loss, *self._estimate_costs(visited, costs))
 
-    def update_expected(self, occupancy: Tensor, rewards: Tensor, costs: Tensor) -> None:
+    def update_expected(self, occupancy: Tensor, rewards: Tensor, costs: Tensor, sample: Trajectory | None = None) -> None:
         """One episode with its expectation in place of a sample: every pair is visited as often as the policy leads one to expect.
 
         Nothing is random then, so that a run is a smooth function of its hyperparameters, kinks aside.
 
         Args:
             occupancy: q^{P,pi}(x,a,y) of the policy just played under the true transitions, `(runs x L x S x A x S)`.
-            rewards: `(runs x L x S x A)` or `(L x S x A)`.
-            costs: `(runs x m x L x S x A)` or `(m x L x S x A)`.
+            rewards: Mean rewards, `(runs x L x S x A)` or `(L x S x A)`.
+            costs: Mean costs, `(runs x m x L x S x A)` or `(m x L x S x A)`.
+            sample: What came of it. With it all values are those of `update(sample)`, and only the derivatives of what the episode
+                adds to the learner's state are those of its expectation.
         """
         self.layout.check_shape("occupancy", occupancy, kind="transition")
         visited = occupancy.sum(-1)
-        upper = upper_occupancy(self.kernels, self.policy, self.layout)
-        loss = (1 - rewards) * visited / (upper + self.hyperparameter("gamma")[:, None, None, None])
-        self._count(visited, occupancy, (costs * visited.unsqueeze(-4)).sum((-3, -2, -1)))
+        weights = 1 / (upper_occupancy(self.kernels, self.policy, self.layout) + self.hyperparameter("gamma")[:, None, None, None])
+        new = [(1 - rewards) * visited * weights, visited, occupancy, (costs * visited.unsqueeze(-4)).sum((-3, -2, -1))]
+        if sample is not None:
+            new = [_valued(value, mean) for value, mean in zip(self._seen(sample, weights), new, strict=True)]
+        loss, *counts = new
+        self._count(*counts)
         gamma_excess = self._excess()
         rate = expected_learning_rate(gamma_excess, self.visits, visited)
-        self.cost_estimate = self.cost_estimate + rate * (costs - self.cost_estimate)
+        estimate = self.cost_estimate + rate * (costs - self.cost_estimate)
+        if sample is not None:
+            seen = visited_pairs(sample, self.layout, self.dtype)
+            rate = learning_rate(gamma_excess, self.visits) * seen.unsqueeze(-4)
+            observed = sample.costs.to(self.dtype).transpose(-1, -2)[..., None, None]
+            estimate = _valued(self.cost_estimate + rate * (observed - self.cost_estimate), estimate)
+        self.cost_estimate = estimate
         self._move(loss, gamma_excess, rate)
+
+    def _seen(self, sample: Trajectory, weights: Tensor) -> tuple[Tensor, ...]:
+        """Loss estimate, visited pairs and transitions, and the costs summed along the path, of a sampled episode."""
+        self.check_trajectory(sample)
+        transitions = visited_transitions(sample, self.layout, self.dtype)
+        visited = transitions.sum(-1)
+        loss = (1 - sample.rewards.to(self.dtype))[..., None, None] * visited * weights
+        return loss, visited, transitions, sample.costs.sum(-2, dtype=self.dtype)
+
+    def fade(self, keep: float) -> None:
+        """Scale the derivatives that the state carries, and nothing else: what happened long ago then hardly counts in them."""
+        for name, value in self.named_buffers():
+            if name not in self._hyperparameters and value.is_floating_point():
+                setattr(self, name, torch.lerp(value.detach(), value, keep))
+        self._derived.policy = self._derived.kernels = None
 
     def _move(self, loss: Tensor, gamma_excess: Tensor, rate: Tensor) -> None:
         """Line 9 and what follows from it."""
@@ -330,3 +357,8 @@ class WCOPS(Learner):
         """Everything that the learner was made with, ready for JSON."""
         kinds = {"violation_threshold": self.violation_threshold, "confidence": self.confidence, "projection": self.projection, "projection_options": self.projection_options}
         return {**super().config(), **kinds}
+
+
+def _valued(value: Tensor, mean: Tensor) -> Tensor:
+    """The value of the one and the derivatives of the other."""
+    return value.detach() + (mean - mean.detach())

@@ -21,7 +21,7 @@ from torchcmdp.trajectory import Trajectory
 
 # What can be tuned, each a positive multiple of the paper's constant, so that it means the same at another horizon or size.
 SCALES = ("eta_scale", "gamma_scale", "bonus_scale", "width_scale", "threshold_scale", "cap_scale")
-FEEDBACKS = ("sampled", "expected")
+FEEDBACKS = ("sampled", "expected", "mixed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Played:
         violation: Sum over the episodes of <g_i, q>, `(runs x m)`.
         score: `(runs x 2)`; meaningless in itself, but its derivative is what the two parts of the objective, the regret and the
             positive violation summed over the constraints, owe to the way the hyperparameters change which trajectories are
-            likely. Zero with expected feedback.
+            likely. Zero but with sampled feedback.
     """
 
     regret: Tensor
@@ -98,6 +98,7 @@ class Study:
         seed: int,
         *,
         feedback: str = "sampled",
+        memory: float = 1.0,
         groups: Tensor | None = None,
         tick: Callable[[], Any] | None = None,
     ) -> Played:
@@ -107,7 +108,11 @@ class Study:
             scales: Some of `SCALES`, floats or `(runs,)`; the rest are those of `options`, or one.
             instances: The instance of each run, `(runs,)` int64.
             seed: Of the trajectories.
-            feedback: "sampled", or "expected", which puts the expectation of an episode in place of a sample.
+            feedback: "sampled": values and derivatives of sampled trajectories. "expected": the expectation of an episode in place
+                of a sample, so that nothing is random. "mixed": the values of sampled trajectories, with the derivatives of the
+                expectation of what an episode adds to the learner's state. Those of "sampled" are unbiased, but over hundreds of
+                episodes their variance explodes; those of "mixed" are biased and stay useful.
+            memory: The share of the state's derivatives that survives an episode; less than one is biased, and stable.
             groups: Which runs have the same expectation and so may be each other's baseline, `(runs,)` int64; by default those of
                 the same instance, which is right where all have the same scales.
             tick: Called after every episode.
@@ -117,7 +122,7 @@ class Study:
         options = {**self.options, "dtype": env.dtype, "device": env.device, **check_scales(scales)}
         learner = WCOPS.scaled(env.cmdp.layout, env.cmdp.constraints, self.horizon, self.delta, env.runs, **options)
         groups = instances if groups is None else groups
-        return _play(learner, env, self.horizon, feedback == "expected", _Baseline(groups.to(env.device)), tick)
+        return _play(learner, env, self.horizon, feedback, memory, _Baseline(groups.to(env.device)), tick)
 
 
 class _Baseline:
@@ -136,7 +141,13 @@ class _Baseline:
 
 
 def _play(
-    learner: WCOPS, env: Simulator, horizon: int, expected: bool, baseline: _Baseline, tick: Callable[[], Any] | None
+    learner: WCOPS,
+    env: Simulator,
+    horizon: int,
+    feedback: str,
+    memory: float,
+    baseline: _Baseline,
+    tick: Callable[[], Any] | None,
 ) -> Played:
     """All episodes. In forward mode nothing but the current state carries a tangent, so memory does not grow with the horizon."""
     m = env.cmdp.constraints
@@ -153,14 +164,17 @@ def _play(
         episode_loss = episode_regret(env.reward_values, comparator, pairs)
         costs = expected_value(env.cost_values, pairs.unsqueeze(-4))
         regret, positive, violation = regret + episode_loss, positive + costs.clamp_min(0), violation + costs.detach()
-        if expected:
-            learner.update_expected(occupancy, env.reward_values, env.cost_values)
-        else:
+        if feedback == "sampled":
             # what an episode comes to in expectation depends on the trajectories before it, and on no others (the causal form)
             parts = torch.stack([episode_loss, costs.clamp_min(0).sum(-1)], dim=-1).detach()
             score = score + (parts - baseline(parts)) * log_likelihood.unsqueeze(-1)
-            log_likelihood = log_likelihood + _log_likelihood(policy, trajectory)
+            log_likelihood = memory * log_likelihood + _log_likelihood(policy, trajectory)
             learner.update(trajectory)
+        else:
+            sample = trajectory if feedback == "mixed" else None
+            learner.update_expected(occupancy, env.reward_values, env.cost_values, sample)
+        if memory < 1:
+            learner.fade(memory)
         if tick is not None:
             tick()
     return Played(regret, positive, violation, score)
