@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import torch
-from scipy.optimize import OptimizeResult, linprog
-from scipy.sparse import coo_array, csr_array, hstack
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, TorchCMDPError
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import occupancy_of, policy_of
-
-LP_TOLERANCE = 1e-10  # the tightest that HiGHS accepts
+from torchcmdp.optimistic import INFEASIBLE, SOLVED, OptimisticOptimum, optimistic_optimum
+from torchcmdp.projection.problem import SafeSet
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +33,8 @@ class Optimum:
 def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor | None = None) -> Optimum:
     """OPT_G: max <r, q> over occupancies of the true transitions with <g_i, q> <= 0 for every i (ALGORITHMS section h).
 
-    An exact linear program in q(x,a), solved by HiGHS one CMDP after the other.
+    An exact linear program: the optimistic one of `torchcmdp.optimistic` with the true kernel as the only plausible one, solved for
+    the whole batch at once.
 
     Args:
         cmdp: One CMDP or a batch.
@@ -49,19 +45,14 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
     rewards, costs = _rewards(cmdp, rewards), _costs(cmdp, costs)
     if cmdp.device.type == "meta":
         return _on_meta(cmdp)
-    pairs, feasible = [], []
-    for transitions, reward, cost in _instances(cmdp, rewards, costs):
-        solution = _solve(-reward, _flow_rows(layout, transitions), csr_array(cost), np.zeros(len(cost)))
-        feasible.append(solution is not None)
-        pairs.append(np.full(len(reward), np.nan) if solution is None else solution.x.clip(min=0))
-    pair = torch.zeros(len(pairs), *layout.pair_shape, dtype=torch.float64)
-    pair[:, layout.pair_mask()] = torch.from_numpy(np.stack(pairs))
-    pair = pair.reshape(*cmdp.batch_shape, *layout.pair_shape).to(cmdp.device, cmdp.dtype)
-    # read the policy off the solution and roll it out again, which removes the solver's rounding from the flow
-    policy = torch.where(pair.isnan(), pair, policy_of(pair.unsqueeze(-1), layout))
-    occupancy = torch.where(layout.transition_mask(cmdp.device), occupancy_of(policy, cmdp.transitions), 0)
+    solution = _solved(rewards, cmdp, costs)
+    feasible = solution.status == SOLVED
+    policy = policy_of(solution.occupancy, layout)
+    # rolled out again, which removes the solver's rounding from the flow
+    occupancy = occupancy_of(policy, cmdp.transitions)
     value = (occupancy.sum(-1) * rewards).sum(dim=(-1, -2, -3))
-    return Optimum(value, occupancy, torch.tensor(feasible, device=cmdp.device).reshape(cmdp.batch_shape))
+    nothing = layout.transition_mask(cmdp.device) & ~feasible[..., None, None, None, None]
+    return Optimum(torch.where(feasible, value, torch.nan), torch.where(nothing, torch.nan, occupancy), feasible)
 
 
 def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> Optimum:
@@ -96,17 +87,11 @@ def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
     costs = _costs(cmdp, costs)
     if costs.shape[-4] == 0 or cmdp.device.type == "meta":
         return torch.full(cmdp.batch_shape, torch.inf, dtype=cmdp.dtype, device=cmdp.device)
-    gaps = []
-    for transitions, reward, cost in _instances(cmdp, _rewards(cmdp, None), costs):
-        flow = _flow_rows(cmdp.layout, transitions)
-        flow = hstack([flow, csr_array((flow.shape[0], 1))], format="csr")
-        safety = csr_array(np.concatenate([cost, np.ones((len(cost), 1))], axis=1))
-        objective = np.append(np.zeros(len(reward)), -1.0)
-        solution = _solve(objective, flow, safety, np.zeros(len(cost)), free_last=True)
-        if solution is None:
-            raise TorchCMDPError("HiGHS called the program of the Slater gap infeasible, although every policy is feasible for it.")
-        gaps.append(-solution.fun)
-    return torch.tensor(gaps, dtype=cmdp.dtype, device=cmdp.device).reshape(cmdp.batch_shape)
+    # the least common violation of costs that were raised until none is negative, which moves every policy's by the same
+    raised = costs.abs().amax(dim=(-1, -2, -3, -4), keepdim=True)
+    costs = (costs + raised) * cmdp.layout.pair_mask(cmdp.device)
+    least = _solved(torch.zeros_like(cmdp.rewards), cmdp, costs).excess
+    return cmdp.layout.layers * raised.flatten(-4).squeeze(-1) - least
 
 
 def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
@@ -202,61 +187,12 @@ def _to_batch(cmdp: LayeredCMDP, name: str, tensor: Tensor, axes: int) -> Tensor
         ) from None
 
 
-def _instances(cmdp: LayeredCMDP, rewards: Tensor, costs: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Each CMDP of the batch as float64 arrays over real entries: transitions `(L x S x A x S)`, rewards `(n)`, costs `(m x n)`."""
-    mask = cmdp.layout.pair_mask(cmdp.device)
-    size = cmdp.batch_shape.numel()
-    flat = (
-        cmdp.transitions.reshape(size, *cmdp.layout.transition_shape),
-        rewards[..., mask].reshape(size, int(mask.sum())),
-        costs[..., mask].reshape(size, costs.shape[-4], int(mask.sum())),
-    )
-    arrays = [tensor.detach().to("cpu", torch.float64).numpy() for tensor in flat]
-    yield from zip(*arrays, strict=True)
-
-
-@lru_cache(maxsize=64)
-def _flow_pattern(layout: Layout) -> tuple[np.ndarray, ...]:
-    """Where the flow equations have entries: (rows, columns) of the outflow, then (rows, columns) of the inflow and their mask."""
-    state, pair, transition = (mask.numpy() for mask in (layout.state_mask(), layout.pair_mask(), layout.transition_mask()))
-    row = np.full(state.shape, -1)
-    row[state] = np.arange(state.sum())
-    column = np.full(pair.shape, -1)
-    column[pair] = np.arange(pair.sum())
-    inner = transition.copy()
-    inner[-1] = False  # what flows into the terminal state needs no equation
-    k, x, a, y = inner.nonzero()
-    return np.broadcast_to(row[:, :, None], pair.shape)[pair], column[pair], row[(k + 1) % layout.layers, y], column[k, x, a], inner
-
-
-def _flow_rows(layout: Layout, transitions: np.ndarray) -> csr_array:
-    """One row a state of layers 0 to L-1: outflow minus inflow. Equal to one at x_0, row 0, and zero elsewhere."""
-    out_row, out_column, in_row, in_column, inner = _flow_pattern(layout)
-    entries = np.concatenate([np.ones(len(out_row)), -transitions[inner]])
-    index = (np.concatenate([out_row, in_row]), np.concatenate([out_column, in_column]))
-    return coo_array((entries, index), shape=(out_row.max() + 1, len(out_column))).tocsr()
-
-
-def _solve(
-    objective: np.ndarray, flow: csr_array, safety: csr_array, limits: np.ndarray, free_last: bool = False
-) -> OptimizeResult | None:
-    """Minimise over q >= 0 with the flow equations and safety @ q <= limits; None if there is no such q."""
-    source = np.zeros(flow.shape[0])
-    source[0] = 1
-    bounds = np.tile((0.0, np.inf), (len(objective), 1))
-    if free_last:
-        bounds[-1, 0] = -np.inf
-    tight = {"primal_feasibility_tolerance": LP_TOLERANCE, "dual_feasibility_tolerance": LP_TOLERANCE}
-    # an ill-conditioned program can defeat presolve or the tight tolerances, never all of these
-    for options in (tight, {**tight, "presolve": False}, {}):
-        result = linprog(
-            objective, A_ub=safety, b_ub=limits, A_eq=flow, b_eq=source, bounds=bounds, method="highs", options=options
-        )
-        if result.status == 0:
-            return result
-        if result.status == 2:
-            return None
-    raise TorchCMDPError(f"HiGHS could not solve the linear program of a CMDP: {result.message}")
+def _solved(rewards: Tensor, cmdp: LayeredCMDP, costs: Tensor) -> OptimisticOptimum:
+    """The linear program of the CMDP's own kernel."""
+    solution = optimistic_optimum(rewards, SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, costs))
+    if ((solution.status != SOLVED) & (solution.status != INFEASIBLE)).any():
+        raise TorchCMDPError("the linear program of a CMDP could not be solved: its numbers are too ill-conditioned.")
+    return solution
 
 
 def _on_meta(cmdp: LayeredCMDP) -> Optimum:

@@ -118,5 +118,5 @@ class OptCMDP(EmpiricalLearner):
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        kinds = {"widths": self.widths, "confidence": self.confidence, "program_options": self.program_options}
+        kinds = {"widths_mode": self.widths, "confidence": self.confidence, "program_options": self.program_options}
         return {**super().config(), **kinds}

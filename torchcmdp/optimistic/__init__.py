@@ -46,6 +46,8 @@ def optimistic_optimum(
     batch = torch.broadcast_shapes(rewards.shape[:-3], safe_set.batch_shape)
     axes = ((rewards, 3), (safe_set.lower, 4), (safe_set.upper, 4), (safe_set.costs, 4))
     flat = [_flat(tensor.detach(), batch, own) for tensor, own in axes]
+    if safe_set.lower.dtype != torch.float64:
+        flat[1:3] = _admitting(flat[1], flat[2])
     compiled = backend == "compiled" or (backend == "auto" and rewards.device.type == "cpu" and fixed_iterations is None)
     if compiled:
         outputs = _solve_compiled(flat, layout, max_iterations)
@@ -62,6 +64,15 @@ def optimistic_optimum(
 def _flat(tensor: Tensor, batch: torch.Size, own: int) -> Tensor:
     """One batch axis, and float64 whatever the caller works in, because a basis needs it."""
     return tensor.expand(*batch, *tensor.shape[-own:]).reshape(batch.numel(), *tensor.shape[-own:]).double()
+
+
+def _admitting(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Intervals from a coarser type, whose ends may miss a sum of one by its rounding, so that they hold a distribution again."""
+    low, high = lower.sum(-1, keepdim=True), upper.sum(-1, keepdim=True)
+    rounding = 1e-5
+    lower = torch.where((low > 1) & (low < 1 + rounding), lower / low, lower)
+    upper = torch.where((high < 1) & (high > 1 - rounding), upper / high, upper)
+    return lower, torch.maximum(upper, lower)
 
 
 @lru_cache(maxsize=256)
