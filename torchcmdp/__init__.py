@@ -4,7 +4,7 @@ from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
 from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
 from torchcmdp.layout import Layout
-from torchcmdp.learners import WCOPS, Learner
+from torchcmdp.learners import LEARNERS, PDBPS, UOBREPS, WCOPS, Greedy, Learner, OptCMDP, OptPrimalDual
 from torchcmdp.metrics import Tracker, growth_exponent, mean_and_interval
 from torchcmdp.occupancy import (
     flow_residual,
@@ -16,6 +16,7 @@ from torchcmdp.occupancy import (
     uniform_occupancy,
     uniform_policy,
 )
+from torchcmdp.optimistic import OptimisticOptimum, optimistic_optimum
 from torchcmdp.planning import alpha_of, rho, safe_optimum, safest_policy, slater_gap, unconstrained_optimum
 from torchcmdp.plotting import plot_curves
 from torchcmdp.processes import Bernoulli, Cyclic, Fixed, OGDAdversary, Process, Recorder, Replay, Switching, safe_caps
@@ -55,8 +56,16 @@ __all__ = [
     "safest_policy",
     "slater_gap",
     "unconstrained_optimum",
+    "OptimisticOptimum",
+    "optimistic_optimum",
     # Learners
+    "LEARNERS",
+    "Greedy",
     "Learner",
+    "OptCMDP",
+    "OptPrimalDual",
+    "PDBPS",
+    "UOBREPS",
     "WCOPS",
     # Episodes
     "Bernoulli",

@@ -35,9 +35,10 @@ class UOBREPS(WCOPS):
         """One episode of WC-OPS without its costs."""
         super().update(replace(trajectory, costs=trajectory.costs[..., :0]))
 
-    def update_expected(self, occupancy: Tensor, rewards: Tensor, costs: Tensor) -> None:
+    def update_expected(self, occupancy: Tensor, rewards: Tensor, costs: Tensor, sample: Trajectory | None = None) -> None:
         """One expected episode of WC-OPS without its costs."""
-        super().update_expected(occupancy, rewards, costs[..., :0, :, :, :])
+        sample = None if sample is None else replace(sample, costs=sample.costs[..., :0])
+        super().update_expected(occupancy, rewards, costs[..., :0, :, :, :], sample)
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
