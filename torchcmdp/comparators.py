@@ -9,10 +9,7 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
-from torchcmdp.occupancy import pair_occupancy_of, policy_of
-from torchcmdp.optimistic import INFEASIBLE, SOLVED, optimistic_optimum
 from torchcmdp.planning import rho, safe_optimum, unconstrained_optimum
-from torchcmdp.projection import SafeSet
 from torchcmdp.simulator import Simulator
 
 
@@ -62,8 +59,8 @@ class Comparators:
         self._anytime_points = self._reward_sum.new_zeros(max(1, points), *runs)
 
     def _find(self, cmdp: LayeredCMDP, rewards: Tensor, costs: Tensor, worst_costs: Tensor) -> None:
-        safe, feasible = (_batched_safe_optimum if self.changing else _safe_optimum)(cmdp, rewards, costs)
-        self.safe, self.feasible = safe, feasible.expand(self.env.runs)
+        optimum = safe_optimum(cmdp, rewards, costs)
+        self.safe, self.feasible = optimum.occupancy.sum(-1), optimum.feasible.expand(self.env.runs)
         self.best = unconstrained_optimum(cmdp, rewards).occupancy.sum(-1)
         self.rho = rho(cmdp, worst_costs).expand(self.env.runs)
 
@@ -132,27 +129,6 @@ class Comparators:
             self._reward_sum, self._cost_sum, self._worst_cost = new["reward_sum"], new["cost_sum"], new["worst_cost"]
             self._reward_points = _with_room(new["reward_points"], len(self._reward_points))
             self._anytime_points = _with_room(new["anytime_points"], len(self._reward_points))
-
-
-def _safe_optimum(cmdp: LayeredCMDP, rewards: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
-    """The occupancy `(... x L x S x A)` of the best safe policy, and whether there is one `(...)`; one program after the other."""
-    optimum = safe_optimum(cmdp, rewards, costs)
-    return optimum.occupancy.sum(-1), optimum.feasible
-
-
-def _batched_safe_optimum(cmdp: LayeredCMDP, rewards: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for the many programs of changing processes, all at once."""
-    if cmdp.device.type == "meta":  # the solver looks at its progress
-        return _safe_optimum(cmdp, rewards, costs)
-    kernel = cmdp.transitions.double()
-    kernel = kernel / kernel.sum(-1, keepdim=True).clamp_min(0.5)  # rows of single precision sum to one only nearly
-    optimum = optimistic_optimum(rewards.double(), SafeSet(cmdp.layout, kernel, kernel, costs.double()))
-    if not ((optimum.status == SOLVED) | (optimum.status == INFEASIBLE)).all():
-        return _safe_optimum(cmdp, rewards, costs)
-    feasible = optimum.status == SOLVED
-    occupancy = pair_occupancy_of(policy_of(optimum.occupancy, cmdp.layout).to(cmdp.dtype), cmdp.transitions)
-    unknown = torch.where(cmdp.layout.pair_mask(cmdp.device), torch.full_like(occupancy, torch.nan), 0)
-    return torch.where(feasible[..., None, None, None], occupancy, unknown), feasible
 
 
 def check_entry(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
