@@ -13,6 +13,7 @@ from torchcmdp.errors import TorchCMDPError
 MAIN_JOB = "run"
 COMMANDS = {
     MAIN_JOB: "train.main_job",
+    "paper": "train.paper",
     "bench": "train.bench",
 }
 

@@ -1,0 +1,192 @@
+"""`python -m train paper [NAME ...]`: the paper's experiments, their figures, and a report of what holds."""
+
+from __future__ import annotations
+
+import difflib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from torchcmdp.errors import InvalidInput
+from train import check_positive, experiment_folder, parse
+from train.paper.play import Job, Outcome, play
+from train.paper.presets import PRESETS
+
+QUICK_EPISODES = 300
+
+
+@dataclass
+class Options:
+    """Play the paper's experiments and report which of its claims hold; without names, all of them.
+
+    Names: stochastic-1 to -3, adversarial-reward-1 and -2, adversarial-1 and -2, simplex-1 to -3, waking-switching and
+    waking-stochastic. Into LOGDIR/NAME go report.md and a folder an experiment with regret.png, violation.png,
+    positive_violation.png (and simplex.png), summary.csv and TensorBoard runs that overlay the learners. The same command
+    continues what was interrupted and reads what is finished.
+
+    Examples:
+      python -m train paper
+      python -m train paper --quick
+      python -m train paper stochastic-1 simplex-2 --episodes 2000 --name two
+      tensorboard --logdir runs/paper
+    """
+
+    episodes: int = 10_000
+    """Episodes of every run."""
+    runs: int = 10
+    """Independent runs of every learner; the intervals are over them."""
+    jobs: int | None = None
+    """Processes that share the experiments; one a core by default."""
+    quick: bool = False
+    """300 episodes of everything, into LOGDIR/NAME-quick: to see that all of it works, not to believe its numbers."""
+    name: str = "paper"
+    """Folder of the experiments inside LOGDIR."""
+    logdir: str = "runs"
+    """Folder of all experiments."""
+    fresh: bool = False
+    """Forget what the folders hold and start over."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the experiments; returns the exit code."""
+    names, rest = _names(arguments)
+    options = parse(Options, rest, prog="python -m train paper")
+    check_positive(episodes=options.episodes, runs=options.runs, jobs=options.jobs)
+    if options.runs < 2:
+        raise InvalidInput("--runs is 1; the report needs intervals over runs, and so at least 2.")
+    if options.quick:
+        options.episodes, options.name = QUICK_EPISODES, f"{options.name}-quick"
+    folder = experiment_folder(options.logdir, options.name)
+    jobs = [
+        Job(name, family, options.episodes, options.runs, folder / name, options.fresh)
+        for name in names
+        for family in PRESETS[name].families
+    ]
+    outcomes = _play_all(jobs, options.jobs or os.cpu_count() or 1)
+    if len(outcomes) < len(jobs) or not all(outcome.completed for outcome in outcomes):
+        command = "the same command without --fresh" if options.fresh else "the same command"
+        print(f"Interrupted; {command} continues where it stopped.", file=sys.stderr)
+        return 130
+    from train.paper.report import write_experiment, write_report  # matplotlib is slow to import, and the workers do not need it
+
+    for name in names:
+        write_experiment(folder / name, [outcome for outcome in outcomes if outcome.job.preset == name])
+    command = " ".join(["python -m train paper", *arguments])
+    print(write_report(folder / "report.md", outcomes, command))
+    print(
+        f"\nReport: {folder / 'report.md'}; figures and tables: {folder}/<experiment>/; TensorBoard: tensorboard --logdir {folder}"
+    )
+    return 0
+
+
+def _names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The experiments named before the first option, all of them by default, and the rest of the arguments."""
+    split = next((j for j, token in enumerate(arguments) if token.startswith("-")), len(arguments))
+    names = list(dict.fromkeys(arguments[:split]))
+    for name in names:
+        if name not in PRESETS:
+            near = difflib.get_close_matches(name, PRESETS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(PRESETS)}."
+            raise InvalidInput(f"{name!r} is not an experiment of the paper; {hint}")
+    return names or list(PRESETS), list(arguments[split:])
+
+
+def _play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
+    """Play the jobs on as many processes, longest first, and return what came of them in their own order; fewer if interrupted."""
+    done: dict[int, Outcome] = {}
+    if min(workers, len(jobs)) == 1:
+        total = Progress(jobs)
+        for j, job in enumerate(jobs):
+            done[j] = play(job, total.beat)
+            if not done[j].completed:
+                break
+            total.finished(job)
+        return list(done.values())
+    # the workers share the cores among themselves, so that none of them needs more than one thread
+    for variable in ("OMP_NUM_THREADS", "TORCHCMDP_THREADS"):
+        os.environ.setdefault(variable, "1")
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("q", 0)
+    progress = Progress(jobs, counter)
+    with ProcessPoolExecutor(min(workers, len(jobs)), context, _become_worker, (counter,)) as pool:
+        order = sorted(range(len(jobs)), key=lambda j: -jobs[j].total)
+        futures = {pool.submit(_work, jobs[j]): j for j in order}
+        try:
+            for future in _as_completed(futures, progress):
+                done[futures[future]] = future.result()
+                progress.finished(jobs[futures[future]])
+        except KeyboardInterrupt:  # the workers were interrupted as well, and save what they have
+            pool.shutdown(cancel_futures=True)
+    return [done[j] for j in sorted(done)]
+
+
+def _as_completed(futures: Sequence[Future[Outcome]] | dict[Future[Outcome], int], progress: Progress) -> Iterator[Future[Outcome]]:
+    """The futures as they finish, with the progress shown in between."""
+    pending = set(futures)
+    while pending:
+        finished, pending = wait(pending, timeout=0.5, return_when="FIRST_COMPLETED")
+        progress.show()
+        yield from finished
+
+
+_counter: Any = None
+
+
+def _become_worker(counter: Any) -> None:
+    global _counter
+    _counter = counter
+
+
+def _work(job: Job) -> Outcome:
+    return play(job, _count)
+
+
+def _count(episodes: int) -> None:
+    with _counter.get_lock():
+        _counter.value += episodes
+
+
+class Progress:
+    """How much is done and how long the rest will take: a bar on a terminal, a line a finished experiment elsewhere.
+
+    Args:
+        jobs: All that is to be played.
+        counter: Episodes played so far by the workers; None where everything is played in this process.
+    """
+
+    def __init__(self, jobs: Sequence[Job], counter: Any = None) -> None:
+        self._counter, self._played, self._done = counter, 0, 0
+        self._total, self._started = sum(job.total for job in jobs), time.monotonic()
+        self._bar = tqdm(total=self._total, unit="ep", disable=not sys.stderr.isatty(), dynamic_ncols=True, smoothing=0.02)
+
+    def beat(self, episodes: int) -> None:
+        """More episodes were played in this process."""
+        self._played += episodes
+        self.show()
+
+    def show(self) -> None:
+        """Bring the bar up to date; what was read from disk counts when its job is done."""
+        played = self._played if self._counter is None else self._counter.value
+        self._bar.update(max(min(max(played, self._done), self._total) - self._bar.n, 0))
+
+    def finished(self, job: Job) -> None:
+        """A job is done."""
+        self._done += job.total
+        self._bar.set_postfix_str(f"{job.preset}, {job.family}", refresh=False)
+        self.show()
+        if self._bar.disable:
+            elapsed = time.monotonic() - self._started
+            left = elapsed * (self._total - self._done) / self._done
+            print(
+                f"{job.preset}, {job.family} constants: done after {elapsed:,.0f} s, about {left:,.0f} s left",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        if self._done >= self._total:
+            self._bar.close()

@@ -1,0 +1,100 @@
+"""The trajectory of the policy on the simplex of three actions, with the safe set shaded and the best safe policy marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+import torchcmdp as tc
+from torchcmdp.plotting import INK, PALETTE
+
+CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(3) / 2]])
+Points = NDArray[np.float64]
+
+
+def draw(cmdp: tc.LayeredCMDP, policies: Mapping[str, Tensor]) -> Figure:
+    """One triangle a family.
+
+    Args:
+        cmdp: One state, one step, three actions.
+        policies: Family to the policies at the logging points, `(points x runs x 1 x 1 x 3)`.
+    """
+    figure = Figure(figsize=(5.6 * len(policies), 5.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    for j, (family, trajectory) in enumerate(policies.items()):
+        axes = figure.add_subplot(1, len(policies), j + 1)
+        _triangle(axes, cmdp)
+        line = _trajectory(axes, trajectory[..., 0, 0, :].numpy())
+        axes.set_title(f"WC-OPS, {family} constants", fontsize=12, color=INK, loc="left")
+    bar = figure.colorbar(line, ax=figure.axes, shrink=0.6, ticks=[0, 1], label="episode")
+    bar.ax.set_yticklabels(["first", "last"])
+    return figure
+
+
+def safe_polygon(costs: Points) -> Points:
+    """The corners of {p on the simplex : <costs_i, p> <= 0 for all i}, `(n x 3)`: the triangle cut by one half-plane after another.
+
+    Args:
+        costs: `(m x 3)`.
+    """
+    polygon = list(np.eye(3))
+    for cost in costs:
+        cut: list[Points] = []
+        for here, there in zip(polygon, [*polygon[1:], *polygon[:1]], strict=True):
+            a, b = float(cost @ here), float(cost @ there)
+            if a <= 0:
+                cut.append(here)
+            if (a < 0 < b) or (b < 0 < a):
+                cut.append(here + (there - here) * a / (a - b))
+        polygon = cut
+    return np.array(polygon).reshape(-1, 3)
+
+
+def _triangle(axes: Axes, cmdp: tc.LayeredCMDP) -> None:
+    axes.fill(*CORNERS.T, facecolor="none", edgecolor=INK, linewidth=1.2)
+    safe = safe_polygon(cmdp.costs[:, 0, 0].numpy()) @ CORNERS
+    axes.fill(*safe.T, facecolor="#D55E00", alpha=0.22, linewidth=0, label="safe policies")
+    best = tc.safe_optimum(cmdp).occupancy[0, 0, :, 0].numpy() @ CORNERS
+    axes.plot(
+        *best,
+        marker="*",
+        markersize=17,
+        color=PALETTE[0],
+        markeredgecolor="white",
+        linestyle="",
+        label="best safe policy",
+        zorder=5,
+    )
+    rewards = cmdp.rewards[0, 0].tolist()
+    for a, (corner, shift, side) in enumerate(zip(CORNERS, ((-8, -6), (8, -6), (0, 8)), ("right", "left", "center"), strict=True)):
+        label = f"action {a + 1}\nreward {rewards[a]:.2f}"
+        axes.annotate(
+            label, corner, shift, textcoords="offset points", ha=side, va="bottom" if a == 2 else "top", color=INK, fontsize=9
+        )
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    axes.set_xlim(-0.25, 1.25)
+    axes.set_ylim(-0.16, 1.06)
+    axes.legend(loc="upper left", fontsize=9, frameon=False, labelcolor=INK)
+
+
+def _trajectory(axes: Axes, policies: Points) -> LineCollection:
+    """Every run as a faint line, their mean as a line whose colour is time."""
+    places = policies @ CORNERS
+    for run in range(places.shape[1]):
+        axes.plot(*places[:, run].T, color="#888888", linewidth=0.5, alpha=0.35, zorder=2)
+    mean = places.mean(1)
+    segments = np.stack([mean[:-1], mean[1:]], axis=1)
+    line = LineCollection(list(segments), cmap="viridis", linewidths=2.4, zorder=4)
+    line.set_array(np.linspace(0, 1, len(segments)))
+    axes.add_collection(line)
+    axes.plot(*mean[0], marker="o", markersize=5, color=INK, zorder=5)
+    return line
