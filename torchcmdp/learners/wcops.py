@@ -355,7 +355,12 @@ class WCOPS(Learner):
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        kinds = {"violation_threshold": self.violation_threshold, "confidence": self.confidence, "projection": self.projection, "projection_options": self.projection_options}
+        kinds = {
+            "violation_threshold": self.violation_threshold,
+            "confidence": self.confidence,
+            "projection": self.projection,
+            "projection_options": self.projection_options,
+        }
         return {**super().config(), **kinds}
 
 

@@ -1,0 +1,303 @@
+"""Where to move the hyperparameters: gradient estimates, descent with checkpoints, and random search to compare with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from torchcmdp.errors import InvalidInput
+from torchcmdp.learners.base import whole_number
+from torchcmdp.metrics import mean_and_interval
+from torchcmdp.tensorboard import RunFolder
+from torchcmdp.tuning.study import Derivative, Study, check_scales, forward_derivative
+
+Box = Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A point of a study, over all instances and repeats.
+
+    Attributes:
+        objective, regret, violation, positive_violation: Means over the runs; the violations are those of the worst constraint.
+        gradient: Of the objective in the logarithms of the scales, `(P,)`.
+        half_width: Of its 95% interval, `(P,)`.
+    """
+
+    objective: float
+    regret: float
+    violation: float
+    positive_violation: float
+    gradient: Tensor
+    half_width: Tensor
+
+
+def estimate_gradient(
+    study: Study,
+    scales: Mapping[str, float],
+    *,
+    repeats: int = 1,
+    seed: int = 0,
+    feedback: str = "mixed",
+    memory: float = 0.98,
+    run_clip: float | None = 1.0,
+    tick: Callable[[], Any] | None = None,
+) -> Estimate:
+    """The objective and its gradient in forward mode, each partial derivative from runs of its own.
+
+    Plays P * instances * repeats runs as one batch. `feedback="sampled"` with `memory=1` and no `run_clip` is unbiased, and of use
+    for short horizons only; the defaults trade a bias for a variance that does not grow with the horizon.
+
+    Args:
+        study: What to tune, on what.
+        scales: Where, P of `SCALES`; those left out are fixed.
+        repeats: Runs of each instance for each partial derivative.
+        seed: Of the trajectories.
+        feedback, memory: As in `Study.play`.
+        run_clip: The largest derivative of the objective that one run may report.
+        tick: Called after every episode.
+    """
+    names, count = tuple(check_scales(scales)), len(scales)
+    block = study.instances * whole_number("repeats", repeats, least=1)
+    instances = torch.arange(count * block) % study.instances
+    point = torch.tensor([scales[name] for name in names], dtype=torch.float64).log()
+    directions = torch.eye(count, dtype=torch.float64).repeat_interleave(block, dim=0)
+    options: dict[str, Any] = {"feedback": feedback, "memory": memory, "tick": tick}
+    found = forward_derivative(study, names, point.repeat(count * block, 1), directions, instances, seed, **options)
+    gradient, half = mean_and_interval(run_derivatives(study, found, run_clip).view(count, block).T)
+    played = found.played
+    means = (study.objective(played.parts), played.regret, played.worst_violation, played.worst_positive_violation)
+    return Estimate(*(float(x.mean()) for x in means), gradient, half)
+
+
+def run_derivatives(study: Study, found: Derivative, run_clip: float | None = None) -> Tensor:
+    """The objective's derivative in every run, `(runs,)`, clipped if asked."""
+    derivatives = study.objective(found.pathwise + found.score)
+    return derivatives if run_clip is None else derivatives.clamp(-run_clip, run_clip)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How `optimise` moves: Adam on the logarithms of the scales.
+
+    Attributes:
+        steps: At most this many.
+        learning_rate: Of Adam; about the largest move of a logarithm in one step.
+        max_norm: Gradients longer than this are shortened to it.
+        patience: Stop when the mean objective of this many steps is no better than that of as many steps before; 0 never stops.
+        repeats, feedback, memory, run_clip: As in `estimate_gradient`.
+        seed: Step j uses the trajectories of seed + j.
+    """
+
+    steps: int = 15
+    learning_rate: float = 0.3
+    max_norm: float = 1.0
+    patience: int = 6
+    repeats: int = 1
+    feedback: str = "mixed"
+    memory: float = 0.98
+    run_clip: float | None = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class TuningResult:
+    """What a study found.
+
+    Attributes:
+        scales: The mean of the last third of the points visited, in logarithms, by name.
+        history: One row a step: objective, its parts, scales, gradient, by TensorBoard tag.
+        run_episodes: How many episodes of runs were played.
+    """
+
+    scales: dict[str, float]
+    history: list[dict[str, float]]
+    run_episodes: int
+
+
+@dataclass
+class _Session:
+    """An optimisation in memory, and everything that a checkpoint holds."""
+
+    names: tuple[str, ...]
+    log_scales: Tensor
+    optimiser: torch.optim.Adam
+    points: list[list[float]] = field(default_factory=list)
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        log_scales, optimiser = self.log_scales.detach().clone(), self.optimiser.state_dict()
+        return {"log_scales": log_scales, "optimiser": optimiser, "points": self.points, "rows": self.rows}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            self.log_scales.copy_(state["log_scales"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.points, self.rows = list(state["points"]), list(state["rows"])
+
+    def done(self, descent: Descent) -> bool:
+        n, found = descent.patience, [row["Tuning/objective"] for row in self.rows]
+        stalled = n > 0 and len(found) >= 2 * n and sum(found[-n:]) >= sum(found[-2 * n : -n])
+        return len(found) >= descent.steps or stalled
+
+    def step(self, estimate: Estimate, descent: Descent, low: Tensor, high: Tensor) -> None:
+        """Record a point, and move on from it."""
+        self.points.append(self.log_scales.detach().tolist())
+        self.rows.append(_row(len(self.points), self.names, self.log_scales.detach(), estimate))
+        self.log_scales.grad = estimate.gradient.clone()
+        torch.nn.utils.clip_grad_norm_([self.log_scales], descent.max_norm)
+        self.optimiser.step()
+        with torch.no_grad():
+            self.log_scales.clamp_(low, high)
+
+
+def optimise(
+    study: Study,
+    start: Mapping[str, float],
+    descent: Descent | None = None,
+    *,
+    box: Box,
+    folder: str | PathLike[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    fresh: bool = False,
+    progress: bool = True,
+) -> TuningResult:
+    """Descend from `start` to better hyperparameters; with a folder, log to TensorBoard and resume what the folder holds.
+
+    Args:
+        study: What to tune, on what.
+        start: Where to begin, by name; what is not named is not tuned.
+        descent: How to move.
+        box: The smallest and the largest value of each scale.
+        folder: For TensorBoard events, `config.json`, `metrics.csv` (one row a step) and `checkpoint.pt`, written after every step.
+        config: What else defines the study, ready for JSON: a folder of other settings is refused.
+        fresh: Forget what the folder holds.
+        progress: Show a progress bar.
+    """
+    descent, names = descent or Descent(), tuple(check_scales(start))
+    low, high = _log_box(box, names)
+    log_scales = torch.nn.Parameter(torch.tensor([start[name] for name in names], dtype=torch.float64).log().clamp(low, high))
+    session = _Session(names, log_scales, torch.optim.Adam([log_scales], lr=descent.learning_rate))
+    place = None if folder is None else RunFolder(Path(folder), fresh)
+    settings = _settings(study, start, descent, box, config)
+    state = None if place is None else place.checkpoint(settings)
+    if state is not None:
+        session.restore(state)
+    try:
+        if place is not None:
+            place.begin(settings, session.rows, (), purge_step=None if state is None else len(session.rows) + 1)
+        _descend(study, session, descent, (low, high), place, settings, progress)
+        if place is not None:
+            place.finish({}, len(session.rows))
+    finally:
+        if place is not None:
+            place.close()
+    tail = torch.tensor(session.points[-math.ceil(len(session.points) / 3) :], dtype=torch.float64).mean(0).exp()
+    runs = len(names) * study.instances * descent.repeats
+    return TuningResult(dict(zip(names, tail.tolist(), strict=True)), session.rows, len(session.rows) * runs * study.horizon)
+
+
+def _descend(
+    study: Study,
+    session: _Session,
+    descent: Descent,
+    box: tuple[Tensor, Tensor],
+    place: RunFolder | None,
+    settings: Mapping[str, Any],
+    progress: bool,
+) -> None:
+    done = len(session.rows)
+    total = descent.steps * study.horizon
+    with tqdm(total=total, initial=done * study.horizon, unit="ep", disable=not progress, dynamic_ncols=True, desc="tuning") as bar:
+        while not session.done(descent):
+            point = dict(zip(session.names, session.log_scales.detach().exp().tolist(), strict=True))
+            found = estimate_gradient(
+                study,
+                point,
+                repeats=descent.repeats,
+                seed=descent.seed + len(session.rows),
+                feedback=descent.feedback,
+                memory=descent.memory,
+                run_clip=descent.run_clip,
+                tick=bar.update,
+            )
+            session.step(found, descent, *box)
+            bar.set_postfix_str(f"step {len(session.rows)}, objective {found.objective:.4f}", refresh=False)
+            if place is not None:
+                place.append(session.rows[-1], {})
+                place.save(session.state(), settings)
+
+
+def random_search(
+    study: Study,
+    box: Box,
+    *,
+    candidates: int,
+    runs: int,
+    seed: int = 0,
+    progress: bool = True,
+) -> tuple[dict[str, float], list[tuple[dict[str, float], float]]]:
+    """The best of `candidates` points drawn uniformly in the logarithms, each judged by the same `runs` runs over all instances.
+
+    Returns:
+        The best point, and all points with their objectives.
+    """
+    names = tuple(check_scales(box))
+    low, high = _log_box(box, names)
+    draws = torch.rand(candidates, len(names), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    instances = torch.arange(runs) % study.instances
+    found = []
+    with tqdm(total=candidates * study.horizon, unit="ep", disable=not progress, dynamic_ncols=True, desc="random search") as bar:
+        for point in torch.exp(low + draws * (high - low)).tolist():
+            scales: dict[str, float] = dict(zip(names, point, strict=True))
+            played = study.play(scales, instances, seed, tick=bar.update)
+            found.append((scales, float(study.objective(played.parts).mean())))
+    return min(found, key=lambda pair: pair[1])[0], found
+
+
+def _log_box(box: Box, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    for name in names:
+        if name not in box or not 0 < box[name][0] <= box[name][1] < math.inf:
+            raise InvalidInput(f"box has {box.get(name)} for {name}; it needs a smallest and a largest value, both above zero.")
+    low, high = torch.tensor([box[name] for name in names], dtype=torch.float64).log().unbind(-1)
+    return low, high
+
+
+def _row(step: int, names: Sequence[str], log_scales: Tensor, estimate: Estimate) -> dict[str, float]:
+    row = {
+        "episode": float(step),  # the folder's word for the axis of its curves: here, the step
+        "Tuning/objective": estimate.objective,
+        "Regret/cumulative": estimate.regret,
+        "Violation/cumulative": estimate.violation,
+        "Violation/positive": estimate.positive_violation,
+        "Gradient/norm": float(estimate.gradient.norm()),
+    }
+    for name, value, slope in zip(names, log_scales.exp().tolist(), estimate.gradient.tolist(), strict=True):
+        row[f"Scales/{name}"], row[f"Gradient/{name}"] = value, slope
+    return row
+
+
+def _settings(
+    study: Study, start: Mapping[str, float], descent: Descent, box: Box, config: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Everything that determines the result, as JSON holds it."""
+    own = {"instances": study.instances, "horizon": study.horizon, "weight": study.weight, "delta": study.delta}
+    fixed = {name: value if isinstance(value, int | float | str) else str(value) for name, value in study.options.items()}
+    settings = {
+        "learner": {"name": "WC-OPS, tuned", **fixed},
+        "study": own,
+        "start": dict(start),
+        "box": {name: list(ends) for name, ends in box.items()},
+        "descent": asdict(descent),
+        "config": dict(config or {}),
+    }
+    return dict(json.loads(json.dumps(settings)))

@@ -1,0 +1,90 @@
+"""What studies share: methods side by side on the same instances, tables with intervals, and stages that are not played twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from torchcmdp.metrics import mean_and_interval
+from torchcmdp.tuning import SCALES
+from train.tune_instances import Instances
+
+MEASURES = ("objective", "regret", "violation", "positive violation")
+PAPER: dict[str, float] = dict.fromkeys(SCALES, 1.0)
+
+# measure by method: a number an instance, the mean over its runs
+Results = dict[str, dict[str, list[float]]]
+
+
+def evaluate(
+    instances: Instances,
+    methods: Mapping[str, Mapping[str, float]],
+    *,
+    horizon: int,
+    weight: float,
+    delta: float,
+    repeats: int,
+    seed: int,
+    progress: bool,
+) -> Results:
+    """Play every method on every instance, all in one batch, and average over the runs of an instance.
+
+    Intervals are then over instances, which is what a claim about instances never seen needs.
+    """
+    study = instances.study(horizon, weight, delta)
+    block = study.instances * repeats
+    which = torch.arange(block).repeat(len(methods)) % study.instances
+    scales = {
+        name: torch.tensor([{**PAPER, **m}[name] for m in methods.values()], dtype=torch.float64).repeat_interleave(block)
+        for name in SCALES
+    }
+    with tqdm(total=horizon, unit="ep", disable=not progress, dynamic_ncols=True, desc=f"{horizon:,} episodes") as bar:
+        played = study.play(scales, which, seed, tick=bar.update)
+    values = (study.objective(played.parts), played.regret, played.worst_violation, played.worst_positive_violation)
+    results: Results = {}
+    for j, method in enumerate(methods):
+        rows = [x[j * block : (j + 1) * block].view(repeats, study.instances).mean(0).tolist() for x in values]
+        results[method] = dict(zip(MEASURES, rows, strict=True))
+    return results
+
+
+def of_kind(values: Sequence[float], kinds: Sequence[str], kind: str) -> Tensor:
+    """The numbers of the instances of one kind."""
+    return torch.tensor([value for value, k in zip(values, kinds, strict=True) if k == kind], dtype=torch.float64)
+
+
+def with_interval(values: Tensor, digits: int = 1) -> str:
+    """Mean and 95% half-width over the instances."""
+    mean, half = (float(x) for x in mean_and_interval(values))
+    return f"{mean:,.{digits}f} +- {half:,.{digits}f}"
+
+
+def rows_of(results: Results, kinds: Sequence[str], horizon: int) -> list[list[str]]:
+    """A table's rows: one for each kind and method."""
+    rows = []
+    for kind in dict.fromkeys(kinds):
+        for method, measures in results.items():
+            numbers = [of_kind(measures[name], kinds, kind) for name in MEASURES]
+            cells = [with_interval(x, 3 if name == "objective" else 1) for name, x in zip(MEASURES, numbers, strict=True)]
+            rows.append([f"{horizon:,}", kind, method, *cells])
+    return rows
+
+
+def stage(folder: Path, name: str, config: Mapping[str, Any], function: Callable[[], Any]) -> Any:
+    """The function's result, kept as JSON in the folder, and read from there where it was made with the same settings."""
+    file = folder / "stages" / f"{name}.json"
+    settings = json.loads(json.dumps(config))
+    if file.exists():
+        kept = json.loads(file.read_text())
+        if kept["config"] == settings:
+            return kept["result"]
+    result = json.loads(json.dumps(function()))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"config": settings, "result": result}))
+    return result

@@ -1,0 +1,250 @@
+"""The study behind `WCOPS.practical`: descend from the paper's constants by gradient, and judge the result on unseen instances."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchcmdp as tc
+from torchcmdp import plotting
+from torchcmdp.tuning import SCALES, Descent, Study, forward_derivative, optimise, random_search
+from train import check_positive, experiment_folder, parse
+from train.bench import table
+from train.tune_evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage, with_interval
+from train.tune_figures import front_figure, sensitivity_figure
+from train.tune_instances import Instances, make_instances
+
+# Where the descent begins: the paper's steps, and a fraction of its widths and threshold. At the paper's own no gradient comes from
+# them: optimistic costs are cut off at -1, intervals hold every kernel, and the threshold is out of reach.
+START = {"eta_scale": 1.0, "gamma_scale": 1.0, "bonus_scale": 0.1, "width_scale": 0.1, "threshold_scale": 1e-3}
+# How far it may go, and where random search draws from.
+BOX = {
+    "eta_scale": (0.1, 100.0),
+    "gamma_scale": (0.01, 10.0),
+    "bonus_scale": (1e-3, 1.0),
+    "width_scale": (1e-3, 1.0),
+    "threshold_scale": (1e-5, 1e-2),
+}
+FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)
+HELD_OUT = 1000  # the first seed of the instances that the study never sees
+
+
+@dataclass
+class Options:
+    """Tune the constants of WC-OPS by gradient, and compare them on instances never seen with the paper's and with random search.
+
+    Half of the instances have stochastic costs, half have costs that change after a third of the horizon. The objective is
+    (regret + weight * positive violation) / horizon, with the positive violation summed over the constraints. Into LOGDIR/NAME
+    go report.md, study.json, sensitivity.png, front.png and, in descent/, TensorBoard events and checkpoints. Ctrl-C stops, and
+    the same command continues.
+
+    Examples:
+      python -m train tune
+      python -m train tune --quick --name try
+      python -m train tune --weight 5 --name safer
+      python -m train tune horizons --horizons 1000 10000 100000
+      python -m train tune threshold
+    """
+
+    horizon: int = 1000
+    """Episodes of a run while tuning; the result is judged at ten times as many too."""
+    weight: float = 2.0
+    """Of the positive violation in the objective."""
+    steps: int = 18
+    """Steps of the descent."""
+    instances: int = 4
+    """Seeds of the training instances, each with stochastic and with changing costs."""
+    repeats: int = 2
+    """Runs of each instance for each partial derivative."""
+    held_out: int = 16
+    """Seeds of the instances that the result is judged on."""
+    front: tuple[float, ...] = (0.5, 8.0)
+    """Further weights, for the front between regret and violation."""
+    front_steps: int = 5
+    """Steps of the descent for each of them, from what was tuned."""
+    widths: tuple[int, ...] = (1, 3, 3, 1)
+    """States in each layer."""
+    actions: int = 3
+    """Actions in each state."""
+    constraints: int = 2
+    """Safety constraints."""
+    delta: float = 0.01
+    """Failure probability of the confidence sets."""
+    seed: int = 0
+    """Of the training instances and of all random numbers."""
+    name: str = "tune"
+    """Folder of the results inside LOGDIR."""
+    logdir: str = "runs"
+    """Folder of all experiments."""
+    fresh: bool = False
+    """Forget what the folder holds and start over."""
+    quick: bool = False
+    """A minute's version: short horizon, few steps, few instances."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the study; returns the exit code."""
+    options = parse(Options, arguments, prog="python -m train tune")
+    if options.quick:
+        small: dict[str, Any] = {"horizon": 200, "steps": 5, "instances": 2, "repeats": 1, "held_out": 4, "front_steps": 1}
+        options = Options(**{**asdict(options), **small})
+    folder = _check(options)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    if options.fresh and folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    work = Work(options, folder, sys.stderr.isatty())
+    report = work.run()
+    (folder / "report.md").write_text(report + "\n")
+    print(report)
+    print(f"\nWritten to {folder}: report.md, study.json, sensitivity.png, front.png; TensorBoard: tensorboard --logdir {folder}")
+    return 0
+
+
+def _check(options: Options) -> Path:
+    names = ("horizon", "steps", "instances", "repeats", "held_out", "front_steps", "weight", "actions", "constraints")
+    check_positive(**{name: getattr(options, name) for name in names})
+    if options.held_out < 2:
+        raise tc.InvalidInput("--held-out is 1; an interval over instances needs at least 2.")
+    if options.seed + options.instances > HELD_OUT:
+        raise tc.InvalidInput(f"--seed is {options.seed}; training seeds must stay below {HELD_OUT}, where the unseen ones begin.")
+    return experiment_folder(options.logdir, options.name)
+
+
+class Work:
+    """A study under way."""
+
+    def __init__(self, options: Options, folder: Path, progress: bool) -> None:
+        self.options, self.folder, self.progress = options, folder, progress
+        unrelated = ("name", "logdir", "fresh", "quick", "front", "front_steps", "held_out")
+        self.config = {key: value for key, value in asdict(options).items() if key not in unrelated}
+        self.training = self.instances(range(options.seed, options.seed + options.instances), options.horizon)
+        self.study = self.training.study(options.horizon, options.weight, options.delta)
+
+    def instances(self, seeds: Sequence[int], horizon: int) -> Instances:
+        o = self.options
+        return make_instances(o.widths, o.actions, o.constraints, seeds, horizon)
+
+    def held_out(self, horizon: int) -> Instances:
+        return self.instances(range(HELD_OUT, HELD_OUT + self.options.held_out), horizon)
+
+    def run(self) -> str:
+        """All stages in turn; returns the report."""
+        o = self.options
+        descent = Descent(steps=o.steps, repeats=o.repeats, seed=o.seed)
+        place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": self.progress}
+        found = optimise(self.study, START, descent, folder=self.folder / "descent", **place)
+        runs = len(START) * self.study.instances * o.repeats
+        searched = self.stage("random_search", {"candidates": len(found.history)}, lambda: self.search(len(found.history), runs))
+        methods = {"paper": PAPER, "tuned": found.scales, "random search": searched["best"]}
+        horizons = (o.horizon, 10 * o.horizon)
+        judged = {str(T): self.stage(f"held_out_{T}", methods, lambda T=T: self.judge(methods, T)) for T in horizons}
+        sensitivity = self.stage("sensitivity", found.scales, lambda: self.sensitivity(found.scales))
+        front = self.front(found.scales, descent, judged[str(o.horizon)])
+        plotting.save(self.folder / "sensitivity.png", sensitivity_figure(sensitivity))
+        plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
+        command = "python -m train tune" + "".join(f" {part}" for part in self.changed())
+        study = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": asdict(descent), **methods}
+        extra = {"history": found.history, "run_episodes": found.run_episodes, "held_out": judged, "front": front}
+        (self.folder / "study.json").write_text(json.dumps({**study, **extra}, indent=2) + "\n")
+        return self.report(command, methods, judged, found.run_episodes)
+
+    def stage(self, name: str, extra: Mapping[str, Any], function: Any) -> Any:
+        return stage(self.folder, name, {**self.config, "held_out": self.options.held_out, "extra": extra}, function)
+
+    def changed(self) -> list[str]:
+        """The options that differ from their defaults, as one would type them."""
+        defaults, words = asdict(Options()), []
+        for key, value in asdict(self.options).items():
+            if value != defaults[key] and key not in ("name", "logdir", "fresh"):
+                option = "--" + key.replace("_", "-")
+                values = value if isinstance(value, tuple | list) else [value]
+                words.append(option if value is True else " ".join([option, *map(str, values)]))
+        return words
+
+    def search(self, candidates: int, runs: int) -> dict[str, Any]:
+        best, found = random_search(
+            self.study, BOX, candidates=candidates, runs=runs, seed=self.options.seed, progress=self.progress
+        )
+        return {"best": best, "points": found}
+
+    def judge(self, methods: Mapping[str, Mapping[str, float]], horizon: int) -> Results:
+        o = self.options
+        options: dict[str, Any] = {"weight": o.weight, "delta": o.delta, "repeats": 1, "seed": o.seed, "progress": self.progress}
+        return evaluate(self.held_out(horizon), methods, horizon=horizon, **options)
+
+    def sensitivity(self, scales: Mapping[str, float]) -> dict[str, dict[str, list[Any]]]:
+        """Regret and positive violation an episode around the point, with their slopes in the logarithm, for each scale."""
+        names, n = tuple(scales), self.study.instances
+        point = torch.tensor([scales[name] for name in names], dtype=torch.float64).log()
+        moves = [(j, math.log(factor)) for j in range(len(names)) for factor in FACTORS]
+        directions = torch.eye(len(names), dtype=torch.float64)[[j for j, _ in moves]]
+        points = point + directions * torch.tensor([move for _, move in moves], dtype=torch.float64).unsqueeze(-1)
+        spread = [x.repeat_interleave(n, dim=0) for x in (points, directions)]
+        which = torch.arange(n).repeat(len(moves))
+        groups = torch.arange(len(which))
+        options: dict[str, Any] = {"feedback": "mixed", "memory": Descent().memory, "groups": groups}
+        found = forward_derivative(self.study, names, *spread, which, self.options.seed, **options)
+        values = (found.played.parts / self.study.horizon).view(len(moves), n, 2).mean(1)
+        slopes = (found.pathwise / self.study.horizon).clamp(-1, 1).view(len(moves), n, 2).mean(1)
+        curves: dict[str, dict[str, list[Any]]] = {}
+        for row, (j, move) in enumerate(moves):
+            curve = curves.setdefault(names[j], {"scale": [], "value": [], "slope": []})
+            curve["scale"].append(scales[names[j]] * math.exp(move))
+            curve["value"].append(values[row].tolist())
+            curve["slope"].append(slopes[row].tolist())
+        return curves
+
+    def front(self, tuned: Mapping[str, float], descent: Descent, judged: Results) -> dict[str, dict[str, list[float]]]:
+        """Held-out regret and positive violation at the training horizon: of all methods, and tuned for each further weight."""
+        o = self.options
+        points = {f"weight {o.weight:g}" if method == "tuned" else method: rows for method, rows in judged.items()}
+        for weight in o.front:
+            study = Study(self.training.environment, self.study.instances, o.horizon, weight, o.delta)
+            shorter = Descent(**{**asdict(descent), "steps": o.front_steps, "repeats": 1})
+            place = self.folder / f"descent_weight_{weight:g}"
+            options: dict[str, Any] = {"box": BOX, "config": self.config, "progress": self.progress}
+            found = optimise(study, tuned, shorter, folder=place, **options)
+            label = f"weight {weight:g}"
+            judge = self.stage(f"front_{weight:g}", found.scales, lambda s=found.scales, lb=label: self.judge({lb: s}, o.horizon))
+            points[label] = judge[label]
+        return points
+
+    def report(self, command: str, methods: Mapping[str, Mapping[str, float]], judged: Mapping[str, Results], spent: int) -> str:
+        """What a person reads."""
+        kinds = self.held_out(self.options.horizon).kinds
+        found = table(
+            ["scale", *methods],
+            [[name, *(f"{scales[name]:.4g}" if name in scales else "1" for scales in methods.values())] for name in SCALES],
+        )
+        rows, claims = [], []
+        for horizon, results in judged.items():
+            rows += rows_of(results, kinds, int(horizon))
+            for rival in ("paper", "random search"):
+                difference = torch.tensor(results["tuned"]["objective"]) - torch.tensor(results[rival]["objective"])
+                by_kind = [of_kind(difference.tolist(), kinds, kind) for kind in dict.fromkeys(kinds)]
+                # the two instances of a seed share their transitions and rewards, so that together they count as one
+                cells = [with_interval(x, 3) for x in (torch.stack(by_kind).mean(0), *by_kind)]
+                claims.append([f"{int(horizon):,}", f"tuned - {rival}", *cells])
+        return "\n\n".join(
+            [
+                f"`{command}`",
+                f"Tuned with {spent:,} run-episodes, and as many for random search. Scales are multiples of the paper's constants.",
+                found,
+                f"On {len(kinds)} instances never seen, 95% intervals over instances; the objective is (regret + "
+                f"{self.options.weight:g} x positive violation summed over constraints) / horizon.",
+                table(["episodes", "costs", "constants", *MEASURES], rows),
+                "Differences of the objective on the same instances (negative: tuned is better), 95% intervals over seeds.",
+                table(["episodes", "difference", "all", *dict.fromkeys(kinds)], claims),
+            ]
+        )
