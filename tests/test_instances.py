@@ -47,6 +47,8 @@ def test_feasibility_is_as_asked(seed: int) -> None:
     make = partial(random_cmdp, (1, 3, 1), 2, 3, seed)
     assert slater_gap(make()) >= 0
     assert slater_gap(make(feasibility="strict", margin=0.4)) >= 0.4
+    binding = make(feasibility="binding", margin=0.2)
+    assert 0.1 < slater_gap(binding) <= 0.2 + 1e-12 and binding.costs.abs().max() <= 1
     tight = make(feasibility="tight")
     assert -1e-12 <= slater_gap(tight) <= 1e-9
     assert safe_optimum(tight).feasible

@@ -12,7 +12,7 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.planning import slater_gap
 
-FEASIBILITIES = ("any", "feasible", "strict", "tight")
+FEASIBILITIES = ("any", "feasible", "strict", "binding", "tight")
 MAX_DRAWS = 1000
 
 
@@ -35,8 +35,9 @@ def random_cmdp(
         constraints: m; zero for none.
         seed: Of this instance alone; the global generator is neither read nor moved.
         feasibility: "any" asks nothing; "feasible" asks for a safe policy; "strict" for one that is safe by `margin`, that is
-            `slater_gap >= margin`; "tight" shifts the costs so that a safe policy exists, but none that is strictly safe.
-        margin: For "strict".
+            `slater_gap >= margin`; "binding" shifts the costs so that the safest policy is safe by `margin` and no more, or by
+            less where they then have to be scaled back into [-1, 1]; "tight" is that with margin 0: no policy is strictly safe.
+        margin: For "strict" and "binding".
         dtype, device: Of the result; the numbers drawn do not depend on them.
     """
     layout = Layout(widths, actions)
@@ -44,8 +45,8 @@ def random_cmdp(
         raise InvalidInput(f"feasibility is {feasibility!r}; it must be one of {', '.join(FEASIBILITIES)}.")
     if constraints < 0:
         raise InvalidInput(f"constraints is {constraints}; it must be zero or more.")
-    if feasibility == "tight" and constraints == 0:
-        raise InvalidInput('feasibility "tight" needs at least one constraint, and constraints is 0.')
+    if feasibility in ("binding", "tight") and constraints == 0:
+        raise InvalidInput(f'feasibility "{feasibility}" needs at least one constraint, and constraints is 0.')
     generator = torch.Generator().manual_seed(seed)
     transitions = _random_transitions(layout, generator)
     rewards = _uniform(layout.pair_shape, generator) * layout.pair_mask()
@@ -54,8 +55,8 @@ def random_cmdp(
     for _ in range(MAX_DRAWS):
         costs = (2 * _uniform((constraints, *layout.pair_shape), generator) - 1) * layout.pair_mask()
         cmdp = LayeredCMDP(layout, transitions, rewards, costs).to(dtype=dtype)
-        if feasibility == "tight":
-            cmdp = _tightened(cmdp)
+        if feasibility in ("binding", "tight"):
+            cmdp = _shifted(cmdp, margin if feasibility == "binding" else 0.0)
         elif feasibility != "any":
             gap = max(gap, drawn := float(slater_gap(cmdp)))
             if drawn < needed:
@@ -117,10 +118,10 @@ def _random_transitions(layout: Layout, generator: torch.Generator) -> Tensor:
     return weights / torch.where(total > 0, total, 1)
 
 
-def _tightened(cmdp: LayeredCMDP) -> LayeredCMDP:
-    """Shift all costs alike so that the Slater gap becomes zero, and scale them back into [-1, 1], which keeps it zero."""
+def _shifted(cmdp: LayeredCMDP, gap: float) -> LayeredCMDP:
+    """Shift all costs alike so that the Slater gap becomes `gap`, and scale them back into [-1, 1], which keeps its sign."""
     # a few units of rounding on the safe side, so that the safe set stays nonempty in this precision
     slack = 4 * torch.finfo(cmdp.dtype).eps
-    shift = slater_gap(cmdp) / cmdp.layout.layers - slack
+    shift = (slater_gap(cmdp) - gap) / cmdp.layout.layers - slack
     costs = (cmdp.costs + shift) * cmdp.layout.pair_mask(cmdp.device)
     return LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards, costs / costs.abs().amax().clamp_min(1))

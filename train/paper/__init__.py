@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from torchcmdp.errors import InvalidInput
 from train import check_positive, experiment_folder, parse
-from train.paper.play import Job, Outcome, play
+from train.paper.experiment import Job, Outcome, play
 from train.paper.presets import PRESETS
 
 QUICK_EPISODES = 300

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.metrics import growth_exponent, mean_and_interval
-from train.paper.play import OWN, Outcome
+from train.paper.experiment import OWN, Outcome
 from train.paper.presets import PRESETS, WC_OPS
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "cannot tell"

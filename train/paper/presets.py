@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS, Learner
 
@@ -20,6 +22,8 @@ DELTA = 0.01
 # end of their range, and the problem be stationary, within a handful of episodes.
 STEP = 0.1
 SAFE_BY = 0.2  # rho_0: the adversary leaves one policy whose every pair is safe by this much
+
+ARM_COSTS = (-0.3, 0.7)  # of the safest and the least safe arm where there is a single state
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ class Preset:
         setting: "stochastic", "adversarial-reward", "adversarial", "simplex" or "waking".
         seed: Of the instance and of the runs.
         players: In the order of the legend.
-        widths, actions, constraints, feasibility: Of `random_cmdp`.
+        widths, actions, constraints: Of `random_cmdp`.
+        margin: By how much the safest policy is safe: the costs are shifted to this Slater gap, so that the constraints bind. Drawn
+            without, most instances would have a best policy that is safe anyway, and say nothing about safety.
         rewards, costs: "bernoulli"; "ogd sqrt_t" or "ogd sqrt_T", the paper's adversary with its step schedule; or "switching",
             Bernoulli costs whose means change after a third of the episodes.
         families: Which constants are played.
@@ -63,7 +69,7 @@ class Preset:
     widths: tuple[int, ...] = (1, 4, 4, 4, 1)
     actions: int = 3
     constraints: int = 1
-    feasibility: str = "strict"
+    margin: float = 0.5
     rewards: str = "bernoulli"
     costs: str = "bernoulli"
     families: tuple[str, ...] = ("theory", "practical")
@@ -90,7 +96,7 @@ WAKING = (
 PRESETS: Mapping[str, Preset] = {
     "stochastic-1": Preset("stochastic", 1, STOCHASTIC, "one constraint, with Slater's condition"),
     "stochastic-2": Preset("stochastic", 2, STOCHASTIC, "two constraints, with Slater's condition", constraints=2),
-    "stochastic-3": Preset("stochastic", 3, STOCHASTIC, "one constraint, no strictly safe policy", feasibility="tight"),
+    "stochastic-3": Preset("stochastic", 3, STOCHASTIC, "one constraint, no strictly safe policy", margin=0.0),
     "adversarial-reward-1": Preset(
         "adversarial-reward", 4, ADVERSARIAL_REWARD, "rewards against the learner, step 0.1/sqrt(t)", rewards="ogd sqrt_t"
     ),
@@ -107,7 +113,9 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "simplex-1": Preset("simplex", 8, SIMPLEX, "one state, three actions, one constraint", widths=(1, 1)),
     "simplex-2": Preset("simplex", 9, SIMPLEX, "one state, three actions, one constraint", widths=(1, 1)),
-    "simplex-3": Preset("simplex", 10, SIMPLEX, "one state, three actions, two constraints", widths=(1, 1), constraints=2),
+    "simplex-3": Preset(
+        "simplex", 10, SIMPLEX, "one state, three actions, two constraints", widths=(1, 1), constraints=2
+    ),
     "waking-switching": Preset(
         "waking", 11, WAKING, "costs switch after a third of the episodes, thresholds scaled down", costs="switching",
         families=("practical",),
@@ -119,8 +127,18 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def instance(preset: Preset) -> tc.LayeredCMDP:
-    """The CMDP that the preset's seed draws."""
-    return tc.random_cmdp(preset.widths, preset.actions, preset.constraints, preset.seed, feasibility=preset.feasibility)
+    """The CMDP that the preset's seed draws.
+
+    With a single state, costs are stretched to the range of `ARM_COSTS` and an arm that pays more also costs more.
+    """
+    cmdp = tc.random_cmdp(
+        preset.widths, preset.actions, preset.constraints, preset.seed, feasibility="binding", margin=preset.margin
+    )
+    if preset.setting != "simplex":
+        return cmdp
+    costs, (low, high) = cmdp.costs.sort(-1).values, ARM_COSTS
+    costs = low + (high - low) * (costs - costs[..., :1]) / (costs[..., -1:] - costs[..., :1])
+    return tc.LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards.sort(-1).values, costs)
 
 
 def processes(preset: Preset, cmdp: tc.LayeredCMDP, episodes: int) -> tuple[tc.Process, tc.Process]:
@@ -135,8 +153,8 @@ def processes(preset: Preset, cmdp: tc.LayeredCMDP, episodes: int) -> tuple[tc.P
     elif preset.costs == "switching":
         # costs of another draw over the same transitions: what was safe need not stay so, and a safe policy exists in both
         other = tc.random_cmdp(preset.widths, preset.actions, preset.constraints, preset.seed + 1000, feasibility="any")
-        later = tc.LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards, _made_safe(cmdp, other.costs))
-        costs = tc.Switching([cmdp.costs, later.costs], at=[max(1, episodes // 3)], noise="bernoulli", low=-1)
+        later = _made_safe(cmdp, other.costs)
+        costs = tc.Switching([cmdp.costs, later], at=[max(1, episodes // 3)], noise="bernoulli", low=-1)
     return rewards, costs
 
 
@@ -145,10 +163,10 @@ def _schedule(process: str, episodes: int) -> dict[str, Any]:
     return {"schedule": schedule, "horizon": episodes if schedule == "sqrt_T" else None}
 
 
-def _made_safe(cmdp: tc.LayeredCMDP, costs: Any) -> Any:
-    """The costs, lowered alike everywhere until some policy is safe by a tenth in the CMDP's transitions."""
-    missing = (0.1 - tc.slater_gap(cmdp, costs)).clamp_min(0) / cmdp.layout.layers
-    return ((costs - missing) * cmdp.layout.pair_mask()).clamp(-1, 1)
+def _made_safe(cmdp: tc.LayeredCMDP, costs: Tensor) -> Tensor:
+    """The costs, lowered alike everywhere until some policy is safe in the CMDP's transitions, which lowering them cannot undo."""
+    missing = (-tc.slater_gap(cmdp, costs)).clamp_min(0) / cmdp.layout.layers
+    return ((costs - missing) * cmdp.layout.pair_mask()).clamp_min(-1)
 
 
 def learner(player: Player, preset: Preset, cmdp: tc.LayeredCMDP, family: str, episodes: int, runs: int) -> Learner:

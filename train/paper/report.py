@@ -14,7 +14,7 @@ from torchcmdp.metrics import growth_exponent, mean_and_interval
 from train.bench import table
 from train.paper import simplex
 from train.paper.claims import RULES, Finding, findings, interval, overall
-from train.paper.play import OWN, REPLAY, Outcome
+from train.paper.experiment import OWN, REPLAY, Outcome
 from train.paper.presets import DELTA, FAMILIES, PRESETS, SAFE_BY, WC_OPS, instance
 
 FIGURES = {
@@ -22,6 +22,15 @@ FIGURES = {
     "violation": ("violation", "cumulative violation"),
     "positive_violation": ("positive_violation", "cumulative positive violation"),
 }
+
+INTRODUCTION = f"""The paper publishes neither its instances nor its horizons, so these instances were drawn from `random_cmdp`
+by the seeds below before their results were looked at, and none was thrown away. Their costs are shifted so that the constraints
+bind; with a single state an arm that pays more also costs more. `theory` plays the paper's constants; `practical` multiplies the
+bonuses and the transition widths of every learner that has them by {FAMILIES["practical"]["bonus_scale"]:g}. The widths of OptCMDP,
+OptPrimalDual and PDB-PS are matched to WC-OPS's. PDB-PS is our addition, and a reconstruction. OptPrimalDual is told the true
+Slater gap. Adversaries are the paper's, turned against the learner; their costs leave one policy safe by {SAFE_BY:g} in every pair.
+Such an adversary gives each learner a sequence of its own, so each of these experiments is also played as a replay, to all
+learners, of the one sequence recorded against a single run of WC-OPS."""
 
 
 def write_experiment(folder: Path, outcomes: Sequence[Outcome]) -> None:
@@ -90,12 +99,8 @@ def write_report(path: Path, outcomes: Sequence[Outcome], command: str) -> str:
     claims = _claims_table(rows)
     parts = [
         "# The paper's experiments",
-        f"Written by `{command}`: {job.episodes:,} episodes, {job.runs} runs each, delta = {DELTA}. The paper publishes neither "
-        "its instances nor its horizons, so these instances were drawn from `random_cmdp` by the seeds below before anything was run, "
-        "and none was thrown away. `theory` plays the paper's constants, `practical` multiplies the bonuses and the transition "
-        f"widths of every learner that has them by {FAMILIES['practical']['bonus_scale']:g}. The widths of OptCMDP, OptPrimalDual "
-        "and PDB-PS are matched to WC-OPS's. PDB-PS is our addition and a reconstruction. OptPrimalDual is told the true Slater "
-        f"gap. Adversaries are the paper's, turned against the learner, and leave one policy safe by {SAFE_BY:g} in every pair.",
+        f"Written by `{command}`: {job.episodes:,} episodes, {job.runs} runs each, delta = {DELTA}.",
+        INTRODUCTION,
         "## Claims",
         claims,
         "Each learner on its own sequence; the single experiments and the replays are below.",
