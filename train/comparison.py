@@ -1,0 +1,103 @@
+"""What the programs that train networks share: one small network a seed, and curves of several methods side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from torchcmdp.metrics import mean_and_interval
+from torchcmdp.tensorboard import HALF_WIDTH, RunWriter
+
+
+class SeedNetworks(nn.Module):
+    """As many independent networks as there are seeds, trained as one: `(runs x ... x sizes[0])` to `(runs x ... x sizes[-1])`.
+
+    Args:
+        sizes: Units of each layer, tanh between them.
+        runs: How many networks.
+        seed: Network j begins with weights of seed (seed, j), whoever else is trained.
+        gain: Of the weights at the beginning.
+    """
+
+    def __init__(self, sizes: Sequence[int], runs: int, seed: int, gain: float = 1.0) -> None:
+        super().__init__()
+        generators = [torch.Generator().manual_seed(seed * 100_003 + run) for run in range(runs)]
+
+        def weights(rows: int, columns: int) -> nn.Parameter:
+            draws = [torch.randn(rows, columns, generator=generator, dtype=torch.float64) for generator in generators]
+            return nn.Parameter(torch.stack(draws) * (gain / rows**0.5))
+
+        self.weights = nn.ParameterList([weights(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)])
+        self.biases = nn.ParameterList([torch.zeros(runs, 1, b, dtype=torch.float64) for b in sizes[1:]])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Network j applied to `x[j]`."""
+        shape = x.shape[1:-1]
+        x = x.flatten(1, -2)
+        for j, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = x @ weight + bias
+            x = x if j + 1 == len(self.weights) else x.tanh()
+        return x.unflatten(1, shape)
+
+
+class Curves:
+    """One method's numbers over its training, kept and written to TensorBoard.
+
+    Args:
+        folder: Of the TensorBoard files; None for no files.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._writer = None
+        if folder is not None:
+            for old in folder.glob("events.out.tfevents.*"):
+                old.unlink()
+            self._writer = RunWriter(folder)
+        self._points: list[tuple[int, dict[str, Tensor]]] = []
+
+    def add(self, step: int, values: Mapping[str, Tensor]) -> None:
+        """Keep one point.
+
+        Args:
+            step: Where on the horizontal axis.
+            values: By tag, `(runs,)` each.
+        """
+        kept = {tag: value.detach().clone() for tag, value in values.items()}
+        self._points.append((step, kept))
+        if self._writer is not None:
+            row = {}
+            for tag, value in kept.items():
+                row[tag], row[tag + HALF_WIDTH] = (float(x) for x in mean_and_interval(value))
+            self._writer.point(step, row)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    @property
+    def steps(self) -> Tensor:
+        return torch.tensor([step for step, _ in self._points])
+
+    def __getitem__(self, tag: str) -> Tensor:
+        """`(runs x points)`."""
+        return torch.stack([values[tag] for _, values in self._points], dim=1)
+
+
+def steps_of(count: int, name: str, quiet: bool) -> tqdm[int]:
+    """Counts from 0, with a progress bar."""
+    return tqdm(range(count), desc=name, disable=quiet, dynamic_ncols=True)
+
+
+def with_interval(values: Tensor, digits: int = 3) -> str:
+    """The mean over runs and its 95% interval, for a table.
+
+    Args:
+        values: `(runs,)`.
+    """
+    mean, half = (float(x) for x in mean_and_interval(values))
+    mean = 0.0 if abs(mean) < 0.5 * 10**-digits else mean  # rounding errors have no sign
+    return f"{mean:.{digits}f}" if half != half else f"{mean:.{digits}f} +- {half:.{digits}f}"

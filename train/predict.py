@@ -1,0 +1,187 @@
+"""Predict, then optimise: a network predicts losses from a context, and the safe layer turns them into a policy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import torchcmdp as tc
+from torchcmdp import plotting
+from torchcmdp.metrics import expected_value, worst_constraint
+from torchcmdp.nn import SafeOccupancy
+from train import check_positive, experiment_folder, parse
+from train.bench import table
+from train.comparison import Curves, SeedNetworks, steps_of, with_interval
+
+METHODS = ("end to end", "squared error")
+CONTEXT = 6
+POINTS = 8
+ETAS = (1.0, 3.0, 10.0, 30.0, 100.0)
+CAP = 1e4  # on the safety multipliers, which grow with the step size
+
+
+@dataclass
+class Options:
+    """Train a network that predicts the losses of an episode from its context, in two ways, and compare the safe policies.
+
+    The mean loss of a pair is sigmoid(u + c (|u| - 0.8)), where u is linear in the context and c is the curvature; the network is
+    linear, so the further c is from zero the less it can represent. The layer knows the transitions and the costs, and makes the
+    predicted losses into a safe policy. Both ways see the same contexts, each with one noisy loss, 0 or 1, for every pair:
+    "end to end" maximises the realised reward of the layer's policy, by gradients through the layer;
+    "squared error" fits the losses, and then takes the layer's step size that earns most on the same contexts.
+    Both are measured by the expected reward on contexts that neither has seen. Into LOGDIR/NAME go predict.png, predict.md and a
+    folder of TensorBoard events for each way.
+
+    Examples:
+      python -m train predict
+      python -m train predict --curvature 0 --name straight
+      tensorboard --logdir runs
+    """
+
+    curvature: float = 3.0
+    """How far the losses are from what the network can represent."""
+    steps: int = 300
+    """Gradient steps of each way."""
+    contexts: int = 300
+    """Contexts to learn from."""
+    held_out: int = 100
+    """Contexts to measure on."""
+    batch: int = 32
+    """Contexts a gradient step."""
+    runs: int = 8
+    """Independent repetitions, each with losses, contexts and a network of its own; the intervals are 95% over them."""
+    learning_rate: float = 0.03
+    """Of Adam."""
+    eta: float = 10.0
+    """Step size of the layer, end to end."""
+    seed: int = 0
+    """Of the CMDP, the losses, the contexts and the networks."""
+    name: str = "predict"
+    """Folder of the results inside LOGDIR."""
+    logdir: str = "runs"
+    """Folder of all experiments; point TensorBoard at it."""
+
+
+class Data(NamedTuple):
+    """Contexts of every run and what belongs to them.
+
+    Attributes:
+        contexts: `(runs x n x d)`.
+        rewards: One minus the mean losses, `(runs x n x L x S x A)`.
+        realised: One noisy reward, 0 or 1, for each of them.
+    """
+
+    contexts: Tensor
+    rewards: Tensor
+    realised: Tensor
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train both ways and write what came of it; returns the exit code."""
+    options = parse(Options, arguments, prog="python -m train predict")
+    check_positive(steps=options.steps, contexts=options.contexts, held_out=options.held_out, batch=options.batch)
+    check_positive(runs=options.runs, learning_rate=options.learning_rate, eta=options.eta)
+    folder = experiment_folder(options.logdir, options.name)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # the tensors are small
+    cmdp = tc.random_cmdp(seed=options.seed)
+    seen, unseen = draw(cmdp, options, options.contexts, 0), draw(cmdp, options, options.held_out, 1)
+    curves = {method: train(method, cmdp, options, seen, unseen, folder / method.replace(" ", "-")) for method in METHODS}
+    optimum = best_safe_reward(cmdp, unseen)
+    short = {name: (c.steps, optimum[:, None] - c["Metrics/EpRet"]) for name, c in curves.items()}
+    figure = plotting.draw([plotting.Panel(short, "short of the best safe policy, held-out contexts")])
+    figure.axes[0].set_xlabel("gradient step")
+    plotting.save(folder / "predict.png", figure)
+    text = report(curves, optimum, options)
+    (folder / "predict.md").write_text(text + "\n")
+    print(text)
+    print(f"\nCurves: {folder / 'predict.png'}; TensorBoard: tensorboard --logdir {options.logdir}")
+    return 0
+
+
+def draw(cmdp: tc.LayeredCMDP, options: Options, count: int, part: int) -> Data:
+    """Contexts, and losses that depend on them in a way that is different in every run."""
+    directions = SeedNetworks((CONTEXT, cmdp.rewards.numel()), options.runs, options.seed + 1)
+    generator = torch.Generator().manual_seed(options.seed * 2 + part)
+    contexts = torch.randn(options.runs, count, CONTEXT, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        u = directions(contexts).unflatten(-1, cmdp.layout.pair_shape)
+    rewards = (1 - torch.sigmoid(u + options.curvature * (u.abs() - 0.8))) * cmdp.layout.pair_mask()
+    noise = torch.rand(rewards.shape, generator=generator, dtype=torch.float64)
+    return Data(contexts, rewards, (noise < rewards).to(torch.float64))
+
+
+def train(method: str, cmdp: tc.LayeredCMDP, options: Options, seen: Data, unseen: Data, folder: Path | None) -> Curves:
+    """Train one network a run in one way; the curves are those of the held-out contexts."""
+    network = SeedNetworks((CONTEXT, cmdp.rewards.numel()), options.runs, options.seed, gain=0.1)
+    optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate)
+    known = {"transitions": cmdp.transitions, "costs": cmdp.costs}
+    layer = SafeOccupancy(cmdp.layout, cmdp.constraints, **known, eta=options.eta, projection_options={"cap": CAP})
+    generator = torch.Generator().manual_seed(options.seed)
+    real = cmdp.layout.pair_mask()
+
+    def losses(contexts: Tensor) -> Tensor:
+        return network(contexts).unflatten(-1, cmdp.layout.pair_shape) * real
+
+    curves = Curves(folder)
+    for step in steps_of(options.steps, method, quiet=not sys.stderr.isatty()):
+        batch = torch.randint(options.contexts, (options.batch,), generator=generator)
+        predicted, realised = losses(seen.contexts[:, batch]), seen.realised[:, batch]
+        if method == "end to end":
+            occupancy = layer(predicted).occupancy.sum(-1)
+            objective = -expected_value(realised, occupancy).mean(1)
+        else:
+            objective = (predicted - (1 - realised))[..., real].square().mean((1, 2))
+        optimiser.zero_grad()
+        objective.sum().backward()
+        optimiser.step()
+        if step % max(1, options.steps // POINTS) == 0 or step + 1 == options.steps:
+            with torch.no_grad():
+                eta = torch.full((options.runs, 1), options.eta, dtype=torch.float64)
+                if method == "squared error":
+                    eta = best_eta(layer, losses(seen.contexts), seen.realised)
+                curves.add(step + 1, measure(layer(losses(unseen.contexts), eta=eta).occupancy, cmdp, unseen))
+    curves.close()
+    return curves
+
+
+def best_eta(layer: SafeOccupancy, losses: Tensor, realised: Tensor) -> Tensor:
+    """The step size, `(runs x 1)`, with which predicted losses earn most on the contexts that they were fitted to."""
+    earned = [expected_value(realised, layer(losses, eta=eta).occupancy.sum(-1)).mean(1) for eta in ETAS]
+    return torch.tensor(ETAS, dtype=torch.float64)[torch.stack(earned).argmax(0)].unsqueeze(1)
+
+
+def measure(occupancy: Tensor, cmdp: tc.LayeredCMDP, data: Data) -> dict[str, Tensor]:
+    """Expected reward and violation of an occupancy for every context, in the mean over contexts."""
+    pair = occupancy.sum(-1)
+    unsafe = worst_constraint(expected_value(cmdp.costs, pair.unsqueeze(-4))).clamp_min(0)
+    return {"Metrics/EpRet": expected_value(data.rewards, pair).mean(1), "Violation/positive": unsafe.mean(1)}
+
+
+def best_safe_reward(cmdp: tc.LayeredCMDP, data: Data) -> Tensor:
+    """What the best safe policies for the true losses of every context earn, in the mean over contexts: `(runs,)`."""
+    shape = data.rewards.shape[:2]
+    transitions, costs = (tensor.expand(*shape, *tensor.shape) for tensor in (cmdp.transitions, cmdp.costs))
+    return tc.safe_optimum(tc.LayeredCMDP(cmdp.layout, transitions, data.rewards, costs)).value.mean(1)
+
+
+def report(curves: dict[str, Curves], optimum: Tensor, options: Options) -> str:
+    """The table and what to read it against."""
+    rows = []
+    for name, curve in curves.items():
+        reward, unsafe = curve["Metrics/EpRet"][:, -1], curve["Violation/positive"][:, -1]
+        rows.append([name, *[with_interval(x) for x in (reward, optimum - reward, unsafe)]])
+    rows.append(["true losses known", with_interval(optimum), "0", "0"])
+    header = ["losses", "reward", "short of the best safe policy", "violation"]
+    first, second = (curve["Metrics/EpRet"][:, -1] for curve in curves.values())
+    return (
+        f"{table(header, rows)}\n\nPer episode on {options.held_out} held-out contexts, mean over {options.runs} repetitions +- "
+        f"95% interval. End to end minus squared error, run by run: {with_interval(first - second)}."
+    )
