@@ -14,6 +14,8 @@ MAIN_JOB = "run"
 COMMANDS = {
     MAIN_JOB: "train.main_job",
     "paper": "train.paper",
+    "shield": "train.shield",
+    "predict": "train.predict",
     "bench": "train.bench",
 }
 
