@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+import torchcmdp as tc
 from torchcmdp.errors import InvalidInput
 from train import check_positive, experiment_folder, parse
 from train.paper.experiment import Job, Outcome, play
@@ -109,6 +110,7 @@ def _play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
                 break
             total.finished(job)
         return list(done.values())
+    _compile_kernels()
     # the workers share the cores among themselves, so that none of them needs more than one thread
     for variable in ("OMP_NUM_THREADS", "TORCHCMDP_THREADS"):
         os.environ.setdefault(variable, "1")
@@ -125,6 +127,14 @@ def _play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
         except KeyboardInterrupt:  # the workers were interrupted as well, and save what they have
             pool.shutdown(cancel_futures=True)
     return [done[j] for j in sorted(done)]
+
+
+def _compile_kernels() -> None:
+    """Use the compiled kernels once, so that they lie in the cache and not every worker has to compile them for itself."""
+    cmdp = tc.two_path_cmdp()
+    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
+    for kind in (tc.WCOPS, tc.OptCMDP):
+        kind(cmdp.layout, cmdp.constraints, horizon=1).update(env.rollout(tc.uniform_policy(cmdp.layout)))
 
 
 def _as_completed(futures: Sequence[Future[Outcome]] | dict[Future[Outcome], int], progress: Progress) -> Iterator[Future[Outcome]]:
