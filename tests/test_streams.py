@@ -47,6 +47,14 @@ def test_numbers_do_not_depend_on_the_batch_the_constraints_or_the_block(monkeyp
     assert torch.equal(RunStreams(7, runs=16).uniform(513, 3, 4), whole[4])
 
 
+def test_blocks_of_runs_may_share_their_numbers() -> None:
+    own = RunStreams(7, runs=3).uniform(5, 2, 4)
+    assert torch.equal(RunStreams(7, runs=9, distinct=3).uniform(5, 2, 4), own.repeat(3, 1, 1))
+    assert torch.equal(RunStreams(7, runs=4, first_run=5, distinct=3).uniform(5, 2, 4), own[[2, 0, 1, 2]])
+    with pytest.raises(InvalidInput, match="distinct is 0"):
+        RunStreams(7, runs=3, distinct=0)
+
+
 def test_a_block_of_episodes_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     make = RunStreams._make

@@ -25,15 +25,24 @@ class Simulator:
         cmdp: Shared by all runs, or a batch of shape `(runs,)`, one a run.
         rewards, costs: The processes that feedback comes from.
         runs, seed, first_run: Which random streams are used: those of runs `first_run` to `first_run + runs - 1`.
+        distinct_runs: If given, run i has the random numbers of run i % distinct_runs: blocks of that many runs differ in their
+            settings alone, and comparing them is comparing the settings (common random numbers).
         episode: How many episodes have been played.
         reward_values, cost_values: The processes' `values` in the episode played last (before the first, in that one).
 
     Args:
-        cmdp, rewards, costs, runs, seed, first_run: As above; `costs` may be left out where the CMDP has no constraints.
+        cmdp, rewards, costs, runs, seed, first_run, distinct_runs: As above; `costs` may be left out where there are no constraints.
     """
 
     def __init__(
-        self, cmdp: LayeredCMDP, rewards: Process, costs: Process | None = None, runs: int = 1, seed: int = 0, first_run: int = 0
+        self,
+        cmdp: LayeredCMDP,
+        rewards: Process,
+        costs: Process | None = None,
+        runs: int = 1,
+        seed: int = 0,
+        first_run: int = 0,
+        distinct_runs: int | None = None,
     ) -> None:
         if costs is None:
             if cmdp.constraints:
@@ -47,8 +56,9 @@ class Simulator:
                 f"The CMDP has batch shape {tuple(cmdp.batch_shape)}; it must be a single one or one for each of the {runs} runs."
             )
         self.cmdp, self.rewards, self.costs = cmdp, rewards, costs
-        self.streams = RunStreams(seed, runs, first_run, cmdp.device)
+        self.streams = RunStreams(seed, runs, first_run, cmdp.device, distinct_runs)
         self.runs, self.seed, self.first_run = self.streams.runs, self.streams.seed, self.streams.first_run
+        self.distinct_runs = distinct_runs
         self.episode = 0
         pair, constraint = cmdp.layout.pair_shape, (cmdp.constraints, *cmdp.layout.pair_shape)
         self.reward_values = _checked("rewards", rewards, pair, self.runs, self.device)
@@ -152,6 +162,7 @@ class Simulator:
             "runs": self.runs,
             "seed": self.seed,
             "first_run": self.first_run,
+            "distinct_runs": self.distinct_runs,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 

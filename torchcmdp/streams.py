@@ -63,16 +63,21 @@ class RunStreams:
         runs: How many runs.
         first_run: Index of the first one, so that a batch can be split over processes.
         device: Where the numbers are made.
+        distinct: If given, run i has the numbers of run i % distinct, so that every block of that many runs meets the same luck.
     """
 
-    def __init__(self, seed: int, runs: int, first_run: int = 0, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, seed: int, runs: int, first_run: int = 0, device: torch.device | str | None = None, distinct: int | None = None
+    ) -> None:
         if not 0 <= seed < _WORD:
             raise InvalidInput(f"seed is {seed}; it must be an integer with 0 <= seed < 2**32.")
         if runs < 1:
             raise InvalidInput(f"runs is {runs}; at least one run is needed.")
         if first_run < 0 or first_run + runs > _WORD:
             raise InvalidInput(f"first_run is {first_run} with {runs} runs; run indices must lie in [0, 2**32).")
-        self.seed, self.runs, self.first_run = int(seed), int(runs), int(first_run)
+        if distinct is not None and distinct < 1:
+            raise InvalidInput(f"distinct is {distinct}; there must be at least one run with numbers of its own.")
+        self.seed, self.runs, self.first_run, self.distinct = int(seed), int(runs), int(first_run), distinct
         self.device = torch.device(device or "cpu")
         self._block: Tensor | None = None
         self._block_key: tuple[int, int, int] | None = None
@@ -101,6 +106,8 @@ class RunStreams:
         if layers > _SLOTS_PER_PURPOSE or purposes > _SLOTS_PER_PURPOSE:
             raise InvalidInput(f"{layers} layers and {constraints} constraints are too many; each must be below 2**16.")
         run = torch.arange(self.first_run, self.first_run + self.runs, device=self.device).view(-1, 1)
+        if self.distinct is not None:
+            run = run % self.distinct
         episode = torch.arange(start, start + episodes, device=self.device).view(-1, 1, 1)
         return uniform_at(self.seed, run, episode, torch.arange(layers, device=self.device), constraints)
 

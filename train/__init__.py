@@ -7,9 +7,10 @@ import dataclasses
 import difflib
 import inspect
 import io
+import math
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -49,11 +50,27 @@ def parse(options: type[Options], arguments: Sequence[str], *, prog: str) -> Opt
     return found
 
 
-def check_positive(**values: float | None) -> None:
-    """Refuse numbers that are not above zero; the keyword is the option's name."""
-    for name, value in values.items():
-        if value is not None and not value > 0:
+def check_positive(**values: float | Sequence[float] | None) -> None:
+    """Refuse numbers, alone or in a sequence, that are not above zero or not finite; the keyword is the option's name."""
+    for name, value in _numbers(values):
+        if not value > 0:
             raise InvalidInput(f"{_option(name)} is {value:g}; it must be greater than zero.")
+
+
+def check_not_negative(**values: float | Sequence[float] | None) -> None:
+    """Refuse numbers, alone or in a sequence, that are below zero or not finite; the keyword is the option's name."""
+    for name, value in _numbers(values):
+        if not value >= 0:
+            raise InvalidInput(f"{_option(name)} is {value:g}; it must not be negative.")
+
+
+def _numbers(values: Mapping[str, float | Sequence[float] | None]) -> Iterator[tuple[str, float]]:
+    """Each number with its option's name."""
+    for name, value in values.items():
+        for number in value if isinstance(value, Sequence) else () if value is None else (value,):
+            if number == math.inf:
+                raise InvalidInput(f"{_option(name)} is inf; it must be a finite number.")
+            yield name, number
 
 
 def check_device(name: str) -> torch.device:
@@ -116,7 +133,7 @@ def _expected(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if typing.get_origin(kind) is tuple:
-        return "whole numbers separated by spaces"
+        return {int: "whole numbers", float: "numbers"}.get(arguments[0], "values") + " separated by spaces"
     if type(None) in arguments:
         return _expected(next(a for a in arguments if a is not type(None)))
     return {int: "a whole number", float: "a number", bool: "no value, since it is a switch"}.get(kind, "a value")

@@ -1,0 +1,173 @@
+"""The sweep: the same seeds for every combination, chunks that change nothing, and the front."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from test_tensorboard import read
+from torch import Tensor
+
+import torchcmdp as tc
+from train import sweep
+from train.__main__ import main
+
+SMALL = ["--episodes", "40", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
+GRID = ["--eta", "0.1", "0.3", "--bonus-scale", "0.01", "0.1", "--seeds", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def call(logdir, *more: str) -> int:
+    return main(["sweep", *SMALL, *GRID, "--logdir", str(logdir), *more])
+
+
+def rows(logdir, name: str = "sweep") -> list[dict[str, str]]:
+    with open(logdir / name / "sweep.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_combination_is_what_wc_ops_does_with_it_alone(tmp_path, capsys):
+    assert call(tmp_path) == 0
+    found = rows(tmp_path)
+    assert [(row["eta"], row["bonus_scale"]) for row in found] == [("0.1", "0.01"), ("0.1", "0.1"), ("0.3", "0.01"), ("0.3", "0.1")]
+    cmdp = tc.random_cmdp((1, 2, 1), 2, 1, seed=0)
+    for row in found:  # every combination with runs 0, 1, 2: the same seeds
+        env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=3, seed=0)
+        alone = tc.WCOPS(cmdp.layout, 1, 40, runs=3, eta=float(row["eta"]), bonus_scale=float(row["bonus_scale"]))
+        result = tc.run(alone, env, 40, progress=False)
+        for name in ("regret", "violation", "positive_violation"):
+            mean, half = tc.mean_and_interval(getattr(result, name)[:, -1])
+            assert float(row[name]) == pytest.approx(float(mean), abs=1e-9)
+            assert float(row[f"{name}_ci95"]) == pytest.approx(float(half), abs=1e-9)
+
+
+def test_chunks_change_nothing_and_are_announced(tmp_path, capsys):
+    assert call(tmp_path) == 0
+    assert "= 12 runs of 40 episodes" in capsys.readouterr().err
+    size = sweep.bytes_per_run(tc.Layout((1, 2, 1), 2), 1)
+    assert call(tmp_path, "--name", "parts", "--memory", str(5.5 * size / 2**30)) == 0
+    assert "in 3 chunk(s)" in capsys.readouterr().err
+    assert sorted(f.name for f in (tmp_path / "parts" / "chunks").iterdir()) == ["0-4", "10-11", "5-9"]
+    for whole, parts in zip(rows(tmp_path), rows(tmp_path, "parts"), strict=True):
+        assert whole.keys() == parts.keys() and whole["front"] == parts["front"]
+        assert [float(whole[k] or 0) for k in whole] == pytest.approx([float(parts[k] or 0) for k in whole], abs=1e-9)
+
+
+def test_an_interrupted_sweep_continues_and_a_finished_one_is_not_played_again(tmp_path, capsys, monkeypatch):
+    assert call(tmp_path) == 0
+    table, whole = capsys.readouterr().out, rows(tmp_path)
+    run = tc.run
+
+    def interrupted(learner, env, episodes, *arguments, **options):
+        """The chunk of run 6 is interrupted in the middle."""
+        if env.first_run == 6:
+            update = learner.update
+
+            def stop(trajectory):
+                update(trajectory)
+                if int(learner.episode) == 20:
+                    raise KeyboardInterrupt
+
+            learner.update = stop
+        return run(learner, env, episodes, *arguments, checkpoint_every=0.0, **options)
+
+    size = str(6.5 * sweep.bytes_per_run(tc.Layout((1, 2, 1), 2), 1) / 2**30)
+    monkeypatch.setattr(sweep.tc, "run", interrupted)
+    assert call(tmp_path, "--name", "cut", "--memory", size) == 130
+    monkeypatch.setattr(sweep.tc, "run", run)
+    steps = []
+    update = tc.WCOPS.update
+    monkeypatch.setattr(tc.WCOPS, "update", lambda self, trajectory: steps.append(1) or update(self, trajectory))
+    assert call(tmp_path, "--name", "cut", "--memory", size) == 0
+    assert len(steps) == 21  # the episode that was cut short, and the other half of the second chunk
+    numbers = [[float(row[name]) for name in ("regret", "violation")] for row in rows(tmp_path, "cut")]
+    assert numbers == [pytest.approx([float(row[name]) for name in ("regret", "violation")], abs=1e-9) for row in whole]
+    steps.clear()
+    capsys.readouterr()
+    assert call(tmp_path) == 0
+    assert capsys.readouterr().out == table and steps == []
+
+
+def test_every_combination_is_an_entry_of_the_hparams_tab(tmp_path, capsys):
+    assert call(tmp_path) == 0
+    folders = sorted((tmp_path / "sweep" / "grid").iterdir())
+    assert [f.name for f in folders][0] == "eta=0.1,bonus_scale=0.01" and len(folders) == 4
+    assert list(tmp_path.glob("sweep/chunks/*/events*")) == []  # a mean over different settings would mean nothing
+    for folder, row in zip(folders, rows(tmp_path), strict=True):
+        events = read(folder)
+        content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        hparams = HParamsPluginData.FromString(content).session_start_info.hparams
+        assert hparams["eta"].number_value == float(row["eta"])
+        assert hparams["bonus_scale"].number_value == float(row["bonus_scale"])
+        assert events.Scalars("Violation/cumulative")[-1].value == pytest.approx(float(row["violation"]), rel=1e-5)
+        assert events.Scalars("Regret/cumulative")[-1].step == 40
+
+
+def dominated(points: Tensor, j: int) -> bool:
+    x, y = points[j].tolist()
+    return any(a <= x and b <= y and (a < x or b < y) for a, b in points.tolist())
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
+def test_the_front_is_what_no_other_beats(values):
+    points = torch.tensor(values, dtype=torch.float64)
+    front = sweep.pareto_front(points)
+    assert sorted(front) == [j for j in range(len(points)) if not dominated(points, j)]
+    assert [points[j, 1] for j in front] == sorted(points[j, 1] for j in front)
+
+
+def test_a_point_without_a_regret_is_not_on_the_front():
+    assert sweep.pareto_front(torch.tensor([[torch.nan, 0.0], [1.0, 1.0]])) == [1]
+
+
+def test_the_front_is_printed_and_drawn(tmp_path, capsys):
+    assert call(tmp_path) == 0
+    out = capsys.readouterr().out
+    front = [row for row in rows(tmp_path) if row["front"]]
+    assert f"{len(front)} of 4 combinations" in out and "+-" in out
+    assert (tmp_path / "sweep" / "front.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seeds", "1"], ["--cap-scale", "1", "2", "--gamma", "0.1", "0.2"], ["--constraints", "0"]]
+)
+def test_odd_sweeps_work(tmp_path, capsys, arguments):
+    assert call(tmp_path, "--episodes", "5", *arguments) == 0
+
+
+def test_other_settings_need_fresh_or_another_name(tmp_path, capsys):
+    assert call(tmp_path, "--episodes", "5") == 0
+    assert call(tmp_path, "--episodes", "5", "--delta", "0.1") == 2
+    assert "delta = 0.01" in capsys.readouterr().err
+    assert call(tmp_path, "--episodes", "5", "--delta", "0.1", "--fresh") == 0
+    assert call(tmp_path, "--episodes", "5", "--delta", "0.1", "--memory", "1") == 0  # how it is played is not what it is
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--eta", "0.1", "--bonus-scale", "1"], "give an option several values"),
+        (["--memory", "1e-9"], "too little for one run"),
+        (["--eta", "0.1", "x"], "--eta got '0.1 x'; expected numbers separated by spaces."),
+        (["--eta", "0.1", "-1"], "--eta is -1"),
+        (["--bonus-scale", "0.1", "nan"], "--bonus-scale is nan"),
+        (["--seeds", "0"], "--seeds is 0"),
+        (["--memory", "inf"], "--memory is inf; it must be a finite number."),
+    ],
+)
+def test_mistakes_get_one_sentence(tmp_path, capsys, arguments, sentence):
+    assert call(tmp_path, *arguments) == 2
+    complaint = capsys.readouterr().err
+    assert sentence in complaint and complaint.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,254 @@
+"""A sweep: the grid of WC-OPS's hyperparameters times the seeds as one batch, and the front of regret against violation."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import torchcmdp as tc
+from torchcmdp import plotting
+from torchcmdp.tensorboard import EVENTS, HALF_WIDTH, RunFolder, RunWriter
+from train import DTYPES, check_device, check_not_negative, check_positive, experiment_folder, parse
+from train.bench import table
+from train.sweep_figure import front_figure
+
+HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "width_scale", "threshold_scale", "cap_scale")
+POINTS = 20
+MEASURES = {"Regret/cumulative": "regret", "Violation/cumulative": "violation", "Violation/positive": "positive_violation"}
+# Peak memory of WC-OPS, measured: so many float64 tensors of every transition, and as many of every pair for m + 2 things.
+COPIES = 12
+
+
+@dataclass
+class Options:
+    """Play WC-OPS with every combination of the hyperparameters given, and find those that no other beats in both measures.
+
+    All combinations times all seeds are one batch, played in chunks that fit MEMORY. Every combination meets the same seeds, so
+    that their differences are not luck. Into LOGDIR/NAME go sweep.csv with a row a combination, front.png, and a TensorBoard run
+    for each, which the HParams tab compares. The same command continues an interrupted sweep and repeats the table of a finished
+    one.
+
+    Examples:
+      python -m train sweep --eta 0.01 0.03 0.1 --bonus-scale 0.1 0.3 1 --seeds 20
+      python -m train sweep --width-scale 0.01 0.1 1 --episodes 2000 --seeds 8 --name widths
+      tensorboard --logdir runs
+    """
+
+    eta: tuple[float, ...] = ()
+    """Step sizes; the paper's by default. This and the following: one value or several."""
+    gamma: tuple[float, ...] = ()
+    """Implicit exploration; the paper's by default."""
+    bonus_scale: tuple[float, ...] = (1.0,)
+    """Multiplies the bonus on the costs; 1 is the paper's."""
+    width_scale: tuple[float, ...] = (1.0,)
+    """Multiplies the widths of the transition intervals; 1 is the paper's."""
+    threshold_scale: tuple[float, ...] = (1.0,)
+    """Multiplies the violation at which the cost estimate starts to forget; 1 is the paper's."""
+    cap_scale: tuple[float, ...] = (1.0,)
+    """Multiplies the violation at which it forgets no faster; 1 is the paper's."""
+    seeds: int = 20
+    """Runs of every combination; the intervals are 95% over them."""
+    episodes: int = 5_000
+    """Episodes of every run; also the horizon that the step sizes are made for."""
+    memory: float = 2.0
+    """GiB that the tensors of the runs may take, estimated from the layout; more runs than fit are played in chunks."""
+    seed: int = 0
+    """Of the CMDP and of all random numbers."""
+    name: str = "sweep"
+    """Folder of this sweep inside LOGDIR."""
+    logdir: str = "runs"
+    """Folder of all experiments; point TensorBoard at it."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    dtype: Literal["float32", "float64"] = "float64"
+    """Floating-point type."""
+    fresh: bool = False
+    """Forget what the folder holds and start over."""
+    widths: tuple[int, ...] = (1, 4, 4, 4, 1)
+    """States in each layer, beginning and ending with 1."""
+    actions: int = 3
+    """Actions in each state."""
+    constraints: int = 2
+    """Safety constraints; 0 for none."""
+    delta: float = 0.01
+    """Failure probability of the confidence sets."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play the sweep and say what came of it; returns the exit code."""
+    options = parse(Options, arguments, prog="python -m train sweep")
+    folder = _check(options)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # the tensors of an episode are too small to share among threads; the projection has its own
+    dtype, device = DTYPES[options.dtype], check_device(options.device)
+    cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, options.seed, dtype=dtype, device=device)
+    grid = make_grid(options, cmdp.layout)
+    if len(grid) < 2:
+        raise tc.InvalidInput("there is one combination only; give an option several values, such as --eta 0.01 0.03 0.1.")
+    runs, size = len(grid) * options.seeds, bytes_per_run(cmdp.layout, cmdp.constraints)
+    chunk = chunk_size(options, size)
+    _begin(folder, options)
+    print(
+        f"WC-OPS, {len(grid)} combinations x {options.seeds} seeds = {runs:,} runs of {options.episodes:,} episodes, about "
+        f"{runs * size / 2**30:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most {options.memory:g} GiB, into {folder}",
+        file=sys.stderr,
+    )
+    results = []
+    for first in range(0, runs, chunk):
+        result = play(options, cmdp, grid, first, min(chunk, runs - first), folder)
+        if not result.completed:
+            command = "the same command without --fresh" if options.fresh else "the same command"
+            print(f"Interrupted in the chunk of run {first}; {command} continues from there.", file=sys.stderr)
+            return 130
+        results.append(result)
+    _report(folder, options, grid, results)
+    return 0
+
+
+def make_grid(options: Options, layout: tc.Layout) -> list[dict[str, float]]:
+    """Every combination of the values given, with the paper's steps where none is."""
+    step = tc.learners.wcops.default_step(layout, options.episodes, options.delta)
+    values = [tuple(dict.fromkeys(getattr(options, name))) or (step,) for name in HYPERPARAMETERS]
+    return [dict(zip(HYPERPARAMETERS, combination, strict=True)) for combination in itertools.product(*values)]
+
+
+def bytes_per_run(layout: tc.Layout, constraints: int) -> int:
+    """What one run of WC-OPS takes at its peak, about: its tensors, those of the projection, and its curves."""
+    transitions, pairs = layout.transition_mask().numel(), layout.pair_mask().numel()
+    return 8 * (COPIES * transitions + COPIES * (constraints + 2) * pairs + POINTS * (4 + 3 * constraints))
+
+
+def chunk_size(options: Options, size: int) -> int:
+    """How many runs fit the budget."""
+    runs = int(options.memory * 2**30 // size)
+    if runs < 1:
+        raise tc.InvalidInput(
+            f"--memory {options.memory:g} GiB is too little for one run, which takes about {size / 2**30:.2g} GiB."
+        )
+    return runs
+
+
+def play(
+    options: Options, cmdp: tc.LayeredCMDP, grid: Sequence[dict[str, float]], first: int, runs: int, folder: Path
+) -> tc.RunResult:
+    """Runs `first` to `first + runs - 1` of the sweep: run i has combination i // seeds and the random numbers of i % seeds."""
+    processes = (tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
+    env = tc.Simulator(cmdp, *processes, runs=runs, seed=options.seed, first_run=first, distinct_runs=options.seeds)
+    like: dict[str, Any] = {"dtype": cmdp.dtype, "device": cmdp.device}
+    points = [grid[run // options.seeds] for run in range(first, first + runs)]
+    values = {name: torch.tensor([point[name] for point in points], **like) for name in HYPERPARAMETERS}
+    learner = tc.WCOPS(cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs, **values, **like)
+    place = folder / "chunks" / f"{first}-{first + runs - 1}"
+    every = max(1, options.episodes // POINTS)
+    result = tc.run(learner, env, options.episodes, place, every, progress=sys.stderr.isatty(), fresh=options.fresh, images=False)
+    if result.completed:  # in TensorBoard the mean over different settings means nothing; each has a run of its own there
+        for file in place.glob(EVENTS):
+            file.unlink()
+    return result
+
+
+def pareto_front(points: Tensor) -> list[int]:
+    """Which of the points, `(n x 2)`, no other beats: none is at most as large in both and smaller in one; by the second column."""
+    no_worse = (points[:, None] <= points[None]).all(-1)
+    better = no_worse & (points[:, None] < points[None]).any(-1)
+    kept = (~better.any(0) & points.isfinite().all(-1)).nonzero().squeeze(-1).tolist()
+    return sorted(kept, key=lambda j: (float(points[j, 1]), float(points[j, 0])))
+
+
+def _report(folder: Path, options: Options, grid: Sequence[dict[str, float]], results: Sequence[tc.RunResult]) -> None:
+    """The table, the figure, the CSV file and TensorBoard's runs."""
+    episodes = results[0].episodes
+    shape = (len(grid), options.seeds, -1)
+    curves = {tag: torch.cat([getattr(r, name) for r in results]).reshape(shape) for tag, name in MEASURES.items()}
+    elastic = torch.cat([r.diagnostics["Solver/elastic"] for r in results]).reshape(shape[:2]).mean(1)
+    # (combinations x points) each
+    means, halves = zip(*(tc.mean_and_interval(curve.transpose(0, 1)) for curve in curves.values()), strict=True)
+    front = pareto_front(torch.stack([means[0][:, -1], means[1][:, -1]], dim=1))
+    rows = []
+    for j, point in enumerate(grid):
+        row: dict[str, Any] = dict(point)
+        for name, mean, half in zip(MEASURES.values(), means, halves, strict=True):
+            row[name], row[f"{name}_ci95"] = float(mean[j, -1]), float(half[j, -1])
+        rows.append({**row, "elastic_fraction": float(elastic[j]), "front": front.index(j) + 1 if j in front else ""})
+    with open(folder / "sweep.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    _write_tensorboard(folder, options, grid, episodes, means, halves)
+    swept = _swept(grid)
+    plotting.save(folder / "front.png", front_figure(rows, front, swept, options.seeds, options.episodes))
+    print(_front_table(rows, front, swept))
+    print(f"\n{len(front)} of {len(grid)} combinations are on the front: no other has both less regret and less violation.")
+    print(f"All of them: {folder / 'sweep.csv'}; figure: {folder / 'front.png'}")
+    print(f"TensorBoard, tab HParams: tensorboard --logdir {folder}")
+
+
+def _swept(grid: Sequence[dict[str, float]]) -> list[str]:
+    """The hyperparameters with several values."""
+    return [name for name in HYPERPARAMETERS if len({point[name] for point in grid}) > 1]
+
+
+def _front_table(rows: Sequence[dict[str, Any]], front: Sequence[int], swept: Sequence[str]) -> str:
+    """The front from the safest to the most rewarding."""
+    header = ["", *swept, *MEASURES.values()]
+    cells = []
+    for number, j in enumerate(front):
+        values = []
+        for name in MEASURES.values():
+            mean, half = rows[j][name], rows[j][f"{name}_ci95"]
+            values.append(f"{mean:,.1f}" if half != half else f"{mean:,.1f} +- {half:,.1f}")
+        cells.append([str(number + 1), *[f"{rows[j][name]:g}" for name in swept], *values])
+    return table([name.replace("_", " ") for name in header], cells)
+
+
+def _write_tensorboard(
+    folder: Path,
+    options: Options,
+    grid: Sequence[dict[str, float]],
+    episodes: Tensor,
+    means: Sequence[Tensor],
+    halves: Sequence[Tensor],
+) -> None:
+    """One TensorBoard run a combination: its hyperparameters, and its curves with bands over seeds."""
+    for file in folder.glob(f"grid/*/{EVENTS}"):  # those of an earlier call, which would show twice
+        file.unlink()
+    constants = {name: getattr(options, name) for name in ("episodes", "seeds", "delta", "seed")}
+    swept = _swept(grid)
+    for j, point in enumerate(grid):
+        writer = RunWriter(folder / "grid" / ",".join(f"{name}={point[name]!r}" for name in swept))
+        writer.describe({**constants, "learner": point}, list(MEASURES))
+        for k, episode in enumerate(episodes.tolist()):
+            row: dict[str, float] = {}
+            for tag, mean, half in zip(MEASURES, means, halves, strict=True):
+                row[tag], row[tag + HALF_WIDTH] = float(mean[j, k]), float(half[j, k])
+            writer.point(episode, row)
+        writer.finish()
+        writer.close()
+
+
+def _check(options: Options) -> Path:
+    """What no part of the library would refuse in the words of the command line; returns the sweep's folder."""
+    check_positive(seeds=options.seeds, episodes=options.episodes, actions=options.actions, memory=options.memory)
+    check_positive(eta=options.eta, gamma=options.gamma)
+    check_not_negative(**{name: getattr(options, name) for name in HYPERPARAMETERS})
+    return experiment_folder(options.logdir, options.name)
+
+
+def _begin(folder: Path, options: Options) -> None:
+    """Refuse a folder that holds another sweep, and note what this one is."""
+    settings = {
+        name: value for name, value in asdict(options).items() if name not in ("memory", "name", "logdir", "device", "fresh")
+    }
+    settings = json.loads(json.dumps(settings))
+    RunFolder(folder, options.fresh).checkpoint(settings)
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -1,0 +1,91 @@
+"""The figure of a sweep: every combination in the plane of violation and regret, and the front of those that none beats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from torchcmdp.plotting import INK, PALETTE
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+GREY = "#777777"
+
+
+def front_figure(
+    rows: Sequence[Mapping[str, Any]], front: Sequence[int], swept: Sequence[str], seeds: int, episodes: int
+) -> Figure:
+    """Means and 95% intervals; colours stand for the first hyperparameter swept, shapes for the second, numbers for the front.
+
+    Args:
+        rows: A combination each: its hyperparameters, "regret", "violation" and their "..._ci95".
+        front: Which of them are on the front, in the order of their numbers.
+        swept: The hyperparameters with several values.
+        seeds, episodes: For the words.
+    """
+    figure = Figure(figsize=(7.6, 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    colours, markers = (_codes(rows, name, codes) for name, codes in zip([*swept, None, None][:2], (PALETTE, MARKERS), strict=True))
+    for j, row in enumerate(rows):
+        colour, marker = colours[row.get(swept[0])], markers[row.get(swept[1]) if len(swept) > 1 else None]
+        axes.errorbar(
+            row["violation"], row["regret"], xerr=_half(row, "violation"), yerr=_half(row, "regret"), fmt=marker, color=colour,
+            markersize=7 if j in front else 5, alpha=1.0 if j in front else 0.55, markeredgecolor="white", markeredgewidth=0.6,
+            elinewidth=1.0, zorder=4 if j in front else 3,
+        )  # fmt: skip
+    _draw_front(axes, rows, front)
+    _decorate(axes)
+    handles = [Line2D([], [], color=GREY, linewidth=1.2, drawstyle="steps-post", label="Pareto front")]
+    for name, codes in zip(swept[:2], (colours, markers), strict=False):
+        for value, code in codes.items():
+            look = {"color": code, "marker": "o"} if codes is colours else {"color": GREY, "marker": code}
+            handles.append(Line2D([], [], linestyle="none", markersize=6, label=f"{name.replace('_', ' ')} {value:g}", **look))
+    axes.legend(
+        handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, frameon=False, labelcolor=INK,
+    )  # fmt: skip
+    words = f"WC-OPS after {episodes:,} episodes, mean over {seeds} seeds and 95% intervals"
+    axes.set_title(words if seeds > 1 else f"WC-OPS after {episodes:,} episodes, one seed", fontsize=10, color=INK, loc="left")
+    return figure
+
+
+def _codes(rows: Sequence[Mapping[str, Any]], name: str | None, codes: Sequence[str]) -> dict[Any, str]:
+    """A colour or shape for every value of a hyperparameter, used again where there are more values."""
+    values = list(dict.fromkeys(row[name] for row in rows)) if name else [None]
+    return {value: codes[j % len(codes)] for j, value in enumerate(values)}
+
+
+def _half(row: Mapping[str, Any], name: str) -> float:
+    half = float(row[f"{name}_ci95"])
+    return half if math.isfinite(half) else 0.0
+
+
+def _draw_front(axes: Axes, rows: Sequence[Mapping[str, Any]], front: Sequence[int]) -> None:
+    """The staircase that bounds what some combination reaches, and the numbers of its corners."""
+    x, y = [rows[j]["violation"] for j in front], [rows[j]["regret"] for j in front]
+    axes.step(x, y, where="post", color=GREY, linewidth=1.2, zorder=2)
+    for number, (a, b) in enumerate(zip(x, y, strict=True)):
+        axes.annotate(
+            str(number + 1), (a, b), (6, 6), textcoords="offset points", fontsize=9, color=INK, fontweight="bold", zorder=5
+        )
+
+
+def _decorate(axes: Axes) -> None:
+    thousands = FuncFormatter(lambda value, _: f"{value:,.10g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(thousands)
+        axis.set_major_locator(MaxNLocator(6))
+    axes.tick_params(labelsize=10, colors=INK)
+    axes.set_xlabel("cumulative violation", fontsize=11, color=INK)
+    axes.set_ylabel("cumulative regret", fontsize=11, color=INK)
+    axes.margins(0.08)
+    axes.grid(True, color="#E5E5E5", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
