@@ -10,10 +10,13 @@ import torch
 
 from torchcmdp.estimation import (
     bonus,
+    empirical_threshold,
     excess,
+    expected_learning_rate,
     learning_rate,
     loss_estimate,
     optimistic_cost,
+    step_uncertainty,
     update_cost_estimate,
     violation_threshold,
 )
@@ -109,6 +112,41 @@ def test_threshold_is_the_formula_and_unreachable_below_a_million_episodes() -> 
     episodes = torch.arange(1, T + 1, 999)
     worst = (4.0 * episodes).unsqueeze(-1).to(torch.float64)  # cost +1 at every step so far
     assert (excess(worst, violation_threshold(episodes, layout, 2, horizon=T, delta=delta)) == 0).all()
+
+
+def test_step_uncertainty_is_that_of_the_widths_in_force() -> None:
+    visits = torch.full((1, *LAYOUT.pair_shape), 5.0, dtype=torch.float64) * LAYOUT.pair_mask()
+    visits[0, 1, 0, 0] = 0
+    mask = LAYOUT.transition_mask().to(torch.float64)
+    lower, upper, b = 0.1 * mask, 0.4 * mask, 0.3 * LAYOUT.pair_mask().to(torch.float64)
+    found = step_uncertainty(lower, upper, b, visits, LAYOUT)[0]
+    L = 3
+    assert math.isclose(found[0, 0, 0], 2 * 0.3 + 3 * L * 2 * 0.3)  # two successors
+    assert math.isclose(found[1, 1, 0], 2 * 0.3 + 3 * L * 3 * 0.3)  # three
+    assert math.isclose(found[1, 0, 0], 2 + 3 * L * 3 * 0.3)  # never visited: nothing is known of its cost
+    assert math.isclose(found[2, 1, 1], 2 * 0.3)  # a single successor has nothing to learn
+    assert (found[~LAYOUT.pair_mask()] == 0).all()
+    assert math.isclose(step_uncertainty(0 * mask, mask, 9 * b, visits, LAYOUT)[0, 0, 0, 0], 2 + 3 * L * 2)  # both are capped
+
+
+def test_empirical_threshold_adds_the_luck_of_the_paths() -> None:
+    layout, t, T, delta = Layout((1, 4, 1, 3, 1), 2), 50, 1000, 0.05  # L = 4, two layers with several successors
+    found = empirical_threshold(torch.tensor([0.0, 7.0], dtype=torch.float64), t, layout, 2, horizon=T, delta=delta)
+    luck = (4 * 4 + 6 * 4 * 2) * math.sqrt(2 * t * math.log(3 * 2 * T / delta))
+    assert torch.allclose(found, torch.tensor([luck, 7 + luck], dtype=torch.float64))
+    bandit = empirical_threshold(torch.zeros(1, dtype=torch.float64), t, BANDIT, 1, horizon=T, delta=delta)
+    assert math.isclose(float(bandit), 4 * math.sqrt(2 * t * math.log(3 * T / delta)), rel_tol=1e-12)
+
+
+def test_the_expected_rate_is_the_rate_where_a_visit_is_certain() -> None:
+    visits = torch.tensor([0.0, 1.0, 4.0, 0.25], dtype=torch.float64).view(1, 1, 4, 1)
+    visited = torch.tensor([0.0, 1.0, 1.0, 0.25], dtype=torch.float64).view(1, 1, 4, 1)
+    gamma = torch.tensor([[0.0, 2.0]], dtype=torch.float64)
+    found = expected_learning_rate(gamma, visits, visited).squeeze()
+    assert torch.equal(found[:, :3], learning_rate(gamma, visits).squeeze()[:, :3])
+    assert (found[:, 3] == 1).all()  # the first visits, however few, are all that is known
+    half = expected_learning_rate(gamma, visits, 0.5 * visited).squeeze()
+    assert half[0, 2] == 0.125 and half[1, 2] == 0.375
 
 
 def test_excess_starts_at_the_threshold_and_ends_at_the_cap() -> None:

@@ -14,6 +14,9 @@ MAIN_JOB = "run"
 COMMANDS = {
     MAIN_JOB: "train.main_job",
     "paper": "train.paper",
+    "tune": "train.tune",
+    "sweep": "train.sweep",
+    "soak": "train.soak",
     "shield": "train.shield",
     "predict": "train.predict",
     "bench": "train.bench",

@@ -1,0 +1,116 @@
+"""`python -m train tune`: what it writes and prints, that it continues, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchcmdp as tc
+from torchcmdp.learners.practical import PRACTICAL_SCALES, STUDY_COMMAND
+from torchcmdp.tuning import SCALES
+from train.__main__ import main
+from train.tune_evaluate import PAPER, evaluate, stage
+from train.tune_instances import make_instances
+from train.tune_study import BOX, START
+
+TINY = ["--horizon", "6", "--steps", "2", "--instances", "1", "--repeats", "1", "--held-out", "2", "--front-steps", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_study_writes_its_files_and_a_second_call_repeats_them(tmp_path: Path, capsys) -> None:
+    arguments = ["tune", *TINY, "--front", "0.5", "--logdir", str(tmp_path)]
+    assert main(arguments) == 0
+    folder, out = tmp_path / "tune", capsys.readouterr().out
+    assert {"report.md", "study.json", "sensitivity.png", "front.png", "descent"} <= {file.name for file in folder.iterdir()}
+    assert {"checkpoint.pt", "metrics.csv", "config.json"} < {file.name for file in (folder / "descent").iterdir()}
+    study = json.loads((folder / "study.json").read_text())
+    assert study["command"].startswith("python -m train tune --horizon 6") and set(study["tuned"]) == set(START)
+    assert study["run_episodes"] == 2 * 5 * 2 * 6 and set(study["front"]) == {"paper", "weight 2", "random search", "weight 0.5"}
+    for words in ("paper", "tuned", "random search", "adversarial", "stochastic", "+-", "tuned - paper"):
+        assert words in out
+    assert (folder / "report.md").read_text().strip() in out
+    kept = {file: file.stat().st_mtime_ns for file in (folder / "stages").iterdir()}
+    assert main(arguments) == 0 and capsys.readouterr().out == out
+    assert kept == {file: file.stat().st_mtime_ns for file in (folder / "stages").iterdir()}
+    assert main([*arguments, "--weight", "3"]) == 2
+    assert "study.weight = 2.0, and this one has 3.0" in capsys.readouterr().err
+
+
+def test_horizons_and_threshold_print_their_tables(tmp_path: Path, capsys) -> None:
+    small = ["--instances", "2", "--logdir", str(tmp_path)]
+    assert main(["tune", "horizons", "--horizons", "3", "5", "--widths", "1", "2", "1", *small]) == 0
+    out = capsys.readouterr().out
+    assert out.count("practical") == 4 and out.count("paper") == 4
+    assert main(["tune", "threshold", "--horizon", "5", "--layered-horizon", "4", *small]) == 0
+    out = capsys.readouterr().out
+    assert out.count("empirical threshold") == 6 and out.count("plain mean") == 2 and "0.00%" in out
+
+
+def test_the_practical_constants_name_the_study_that_found_them() -> None:
+    assert set(PRACTICAL_SCALES) == set(START) and STUDY_COMMAND.startswith("python -m train tune")
+    assert all(BOX[name][0] <= value <= BOX[name][1] for name, value in PRACTICAL_SCALES.items())
+
+
+def test_instances_change_as_they_say() -> None:
+    instances = make_instances((1, 2, 2, 1), 2, 1, [0, 1], 9)
+    assert instances.kinds == ("stochastic", "adversarial") * 2 and instances.change == 3
+    env = instances.environment(torch.arange(4), 0)
+    seen = []
+    for _ in range(9):
+        env.rollout(tc.uniform_policy(env.cmdp.layout))
+        seen.append(env.cost_values)
+    seen = torch.stack(seen)
+    assert torch.allclose(seen.mean(0), instances.cmdp.costs)  # what the comparator is safe for is the mean over the horizon
+    assert (seen[:, 0] == seen[0, 0]).all() and (seen[3:, 1] == seen[3, 1]).all() and (seen[2, 1] != seen[3, 1]).any()
+    for j in (1, 3):
+        costs = torch.cat([instances.before[j], instances.after[j]])
+        both = tc.LayeredCMDP(env.cmdp.layout, env.cmdp.transitions[j], env.cmdp.rewards[j], costs)
+        assert float(tc.slater_gap(both)) >= 0
+
+
+def test_evaluation_is_that_of_a_run_with_the_same_constants() -> None:
+    """One method, one instance: the numbers are those of the tracker."""
+    instances = make_instances((1, 2, 2, 1), 2, 2, [3], 12, ("stochastic",))
+    found = evaluate(instances, {"paper": PAPER}, horizon=12, weight=2.0, delta=0.01, repeats=1, seed=5, progress=False)["paper"]
+    env = instances.environment(torch.arange(1), 5)
+    result = tc.run(tc.WCOPS(env.cmdp.layout, 2, 12), env, 12, progress=False)
+    assert found["regret"] == pytest.approx(result.regret[:, -1].tolist())
+    assert found["violation"] == pytest.approx(result.violation[:, -1].tolist())
+    assert found["positive violation"] == pytest.approx(result.positive_violation[:, -1].tolist())
+    total = result.regret[:, -1] + 2 * result.positive_violation_by_constraint[:, -1].sum(-1)
+    assert found["objective"] == pytest.approx((total / 12).tolist())
+    assert set(PAPER) == set(SCALES)
+
+
+def test_a_stage_is_played_again_only_for_other_settings(tmp_path: Path) -> None:
+    calls = []
+    for setting in (1, 1, 2):
+        assert stage(tmp_path, "name", {"setting": setting}, lambda s=setting: calls.append(s) or s) == setting
+    assert calls == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["horizon"], "'horizon' is not a part of python -m train tune; did you mean horizons?"),
+        (["--horizn", "5"], "did you mean --horizon?"),
+        (["--steps", "0"], "--steps is 0; it must be greater than zero."),
+        (["--held-out", "1"], "needs at least 2"),
+        (["--seed", "999"], "training seeds must stay below 1000"),
+        (["horizons", "--instances", "1"], "needs at least 2"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_code_2(arguments, words, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.out == "" and list(tmp_path.iterdir()) == []

@@ -1,0 +1,127 @@
+"""The empirical violation threshold: does it stay asleep where costs are stochastic, and what does it do where they change?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import torchcmdp as tc
+from torchcmdp.learners.practical import PRACTICAL_SCALES
+from train import check_positive, experiment_folder, parse
+from train.bench import table
+from train.tune_evaluate import stage, with_interval
+from train.tune_instances import make_instances
+
+SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {"bandit": ((1, 1), 3, 1), "layered": ((1, 3, 3, 1), 3, 1)}
+# Gamma never reacts to a threshold this high: the cost estimate is the plain mean.
+NEVER = {"threshold_scale": 1e9}
+# What is compared, all with the bonus and the widths of `WCOPS.practical`.
+THRESHOLDS: dict[str, dict[str, Any]] = {
+    "plain mean": {**NEVER},
+    "paper's threshold": {"violation_threshold": "paper", "threshold_scale": 1.0},
+    "empirical threshold": {"violation_threshold": "empirical", "threshold_scale": 1.0},
+    "tuned threshold": {"violation_threshold": "paper"},
+}
+
+
+@dataclass
+class Options:
+    """Measure the data-driven threshold of the adaptive weights (`violation_threshold="empirical"`).
+
+    First its premise: with stochastic costs the excess Gamma should stay zero in at least 99% of the episodes, with the widths of
+    the paper and with those of `WCOPS.practical`. Then its use: with costs that change after a third of the horizon, the violation
+    with it, with the paper's threshold, with the tuned one and with the plain mean, all with the practical widths. Both on
+    bandits and on layered CMDPs.
+
+    Examples:
+      python -m train tune threshold
+      python -m train tune threshold --horizon 2000 --instances 20 --name short
+    """
+
+    horizon: int = 20_000
+    """Episodes of a run on the bandits."""
+    layered_horizon: int = 5000
+    """Episodes of a run on the layered CMDPs."""
+    instances: int = 100
+    """Random instances of each size, one run each."""
+    delta: float = 0.01
+    """Failure probability of the confidence sets."""
+    seed: int = 0
+    """Of the first instance and of all random numbers."""
+    name: str = "tune-threshold"
+    """Folder of the results inside LOGDIR."""
+    logdir: str = "runs"
+    """Folder of all experiments."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run both experiments; returns the exit code."""
+    options = parse(Options, arguments, prog="python -m train tune threshold")
+    folder = experiment_folder(options.logdir, options.name)
+    check_positive(horizon=options.horizon, layered_horizon=options.layered_horizon, instances=options.instances)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    rows = []
+    for size, kind, widths, label in tqdm(list(_cases()), desc="threshold", disable=not sys.stderr.isatty()):
+        horizon = options.horizon if size == "bandit" else options.layered_horizon
+        config = {"horizon": horizon, "instances": options.instances, "delta": options.delta, "seed": options.seed}
+        scales = {**(PRACTICAL_SCALES if widths == "practical" else {}), **THRESHOLDS[label]}
+        name = "_".join((size, kind, widths, label)).replace(" ", "_").replace("'", "")
+        found = stage(
+            folder, name, {**config, "scales": scales}, lambda s=size, k=kind, x=scales, T=horizon: play(options, s, k, x, T)
+        )
+        rows.append([size, f"{horizon:,}", kind, widths, label, *summary(found)])
+    header = [
+        "instances",
+        "episodes",
+        "costs",
+        "widths",
+        "threshold",
+        "Gamma > 0",
+        "instances above 1%",
+        "regret",
+        "violation",
+        "positive violation",
+    ]
+    text = table(header, rows)
+    (folder / "report.md").write_text(text + "\n")
+    print(text)
+    print(f"\nWritten to {folder / 'report.md'}")
+    return 0
+
+
+def _cases() -> Sequence[tuple[str, str, str, str]]:
+    """The premise for every size and width, then what is compared."""
+    premise = [("paper", "empirical threshold"), ("practical", "empirical threshold"), ("practical", "tuned threshold")]
+    asleep = [(size, "stochastic", *case) for size in SIZES for case in premise]
+    return asleep + [(size, "adversarial", "practical", label) for size in SIZES for label in THRESHOLDS]
+
+
+def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon: int) -> dict[str, list[float]]:
+    """One run of every instance: share of episodes in which Gamma was positive, regret and violations at the end."""
+    instances = make_instances(*SIZES[size], range(options.seed, options.seed + options.instances), horizon, (kind,))
+    env = instances.environment(torch.arange(options.instances), options.seed)
+    cmdp = env.cmdp
+    learner = tc.WCOPS.scaled(cmdp.layout, cmdp.constraints, horizon, options.delta, env.runs, **scales)
+    result = tc.run(learner, env, horizon, progress=False)
+    return {
+        "awake": result.diagnostics["Learner/gamma_active"].tolist(),
+        "regret": result.regret[:, -1].tolist(),
+        "violation": result.violation[:, -1].tolist(),
+        "positive violation": result.positive_violation[:, -1].tolist(),
+    }
+
+
+def summary(found: dict[str, list[float]]) -> list[str]:
+    """The cells of one row."""
+    awake = torch.tensor(found["awake"])
+    numbers = [
+        with_interval(torch.tensor(found[name], dtype=torch.float64)) for name in ("regret", "violation", "positive violation")
+    ]
+    return [f"{float(awake.mean()):.2%}", str(int((awake > 0.01).sum())), *numbers]
