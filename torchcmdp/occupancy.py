@@ -34,7 +34,8 @@ def pair_occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
     policy = policy.expand(*torch.broadcast_shapes(policy.shape[:-3], transitions.shape[:-4]), *policy.shape[-3:])
     pairs = [policy[..., 0, :, :]]  # layer 0 holds x_0 alone, so its policy is its occupancy
     for k in range(1, policy.shape[-3]):
-        mass = (pairs[-1].flatten(-2).unsqueeze(-2) @ transitions[..., k - 1, :, :, :].flatten(-3, -2)).squeeze(-2)
+        # no matrix product: that of a batch may round a row's sum by its place in the batch, and a run must not know its place
+        mass = (pairs[-1].flatten(-2).unsqueeze(-1) * transitions[..., k - 1, :, :, :].flatten(-3, -2)).sum(-2)
         pairs.append(mass.unsqueeze(-1) * policy[..., k, :, :])
     return torch.stack(pairs, dim=-3)
 

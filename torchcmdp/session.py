@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcmdp import theory
+from torchcmdp.distributed import Crew, on_host
 from torchcmdp.metrics import Tracker, mean_and_interval
-from torchcmdp.result import RunResult
-from torchcmdp.tensorboard import HALF_WIDTH
+from torchcmdp.result import RunResult, joined
+from torchcmdp.tensorboard import HALF_WIDTH, WALL_TIME
 
 DEFAULT_DELTA = 0.01
+BANDED = ("Regret/cumulative", "Regret/alpha", "Violation/cumulative", "Violation/positive", "Metrics/EpRet")
+OVER_ROOT = {"Regret/cumulative": "Regret/over_sqrt_t", "Violation/cumulative": "Violation/over_sqrt_t"}
 
 
 class Tally:
@@ -49,9 +52,9 @@ class Tally:
             self._window, self._total, self._positive = grown
             self.tags = [*self.tags, *tags]
 
-    def close_window(self) -> dict[str, float]:
-        """Means over runs and over the episodes since this was last called."""
-        means = {tag: float(sums.mean()) / max(self.window_episodes, 1) for tag, sums in zip(self.tags, self._window, strict=True)}
+    def close_window(self) -> dict[str, Tensor]:
+        """By tag, means over the episodes since this was last called, `(runs,)` each."""
+        means = {tag: sums / max(self.window_episodes, 1) for tag, sums in zip(self.tags, self._window, strict=True)}
         self._window, self.window_episodes = torch.zeros_like(self._window), 0
         return means
 
@@ -76,23 +79,34 @@ class Tally:
 class Session:
     """A learner and an environment in the middle of a run.
 
+    Attributes:
+        played: Episodes so far.
+        seconds: Time spent playing them.
+        rows: The logging points: means over all runs, of all processes.
+        extras: Of each point, what is not the same in every repetition: when it was made, and how fast.
+
     Args:
         learner, env, episodes, log_every: As for `run`.
+        crew: The processes that share the runs; `learner` and `env` have this one's.
+        config: Everything that determines the numbers of all runs; that of `learner` and `env` by default.
     """
 
     learner: Any
     env: Any
     episodes: int
     log_every: int
+    crew: Crew
+    config: dict[str, Any] = field(default_factory=dict)
     played: int = 0
     seconds: float = 0.0
     rows: list[dict[str, float]] = field(default_factory=list)
+    extras: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tracker = self.env.tracker() if hasattr(self.env, "tracker") else Tracker(self.env)
         self.tally = Tally(self.env.runs)
         self.first_episode = int(self.env.episode)
-        self.config = _config(self.learner, self.env, self.episodes, self.log_every)
+        self.config = self.config or full_config(self.learner, self.env, self.episodes, self.log_every)
         self._lap = (time.monotonic(), 0)
 
     @property
@@ -126,40 +140,52 @@ class Session:
         self.played += 1
         self.seconds += time.monotonic() - started
 
-    def record(self) -> tuple[dict[str, float], float]:
-        """Close a logging point; returns its row and the episodes per second since the last one."""
+    def record(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Close a logging point; returns its row and what else there is to say about it."""
         self.tracker.record(self.played)
-        row = self._row()
-        self.rows.append(row)
         now = time.monotonic()
         speed = (self.played - self._lap[1]) / max(now - self._lap[0], 1e-9)
         self._lap = (now, self.played)
-        return row, speed
+        self.rows.append(self._row())
+        self.extras.append({"Time/episodes_per_second": speed, WALL_TIME: time.time()})
+        return self.rows[-1], self.extras[-1]
 
     def _row(self) -> dict[str, float]:
-        """The point just recorded: what is known by now, so that of a changing process the regrets are those of its past."""
-        tracker, root = self.tracker, self.played**0.5
+        """Means over the runs of all processes, in the order of the runs, so that they do not depend on who played which."""
+        point = self._point()
+        values = self.crew.stack(torch.stack([value.to(torch.float64) for value in point.values()], dim=1)).cpu()
+        means, halves = (x.tolist() for x in mean_and_interval(values))
         row: dict[str, float] = {"episode": float(self.played)}
-        _put(row, "Regret/cumulative", tracker.regret[:, -1])
-        _put(row, "Violation/cumulative", tracker.violation[:, -1])
-        _put(row, "Violation/positive", tracker.positive_violation[:, -1])
-        row["Regret/over_sqrt_t"] = row["Regret/cumulative"] / root
-        row["Violation/over_sqrt_t"] = row["Violation/cumulative"] / root
-        _put(row, "Regret/alpha", tracker.alpha_regret[:, -1])
-        for name, by_constraint in (
-            ("cumulative", tracker.violation_by_constraint),
-            ("positive", tracker.positive_violation_by_constraint),
-        ):
-            for i in range(by_constraint.shape[-1]):
-                row[f"Violation/{name}/{i}"] = float(by_constraint[:, -1, i].mean())
-        _put(row, "Metrics/EpRet", tracker.episode_return[:, -1])
-        episode_cost = tracker.episode_cost[:, -1]
-        for i in range(episode_cost.shape[-1]):
-            row[f"Metrics/EpCost/{i}"] = float(episode_cost[:, i].mean())
-        row["Metrics/rho"], row["Metrics/alpha"] = float(tracker.rho.mean()), float(tracker.alpha.mean())
+        for tag, mean, half in zip(point, means, halves, strict=True):
+            row[tag] = mean
+            if tag in BANDED:
+                row[tag + HALF_WIDTH] = half
+            if tag in OVER_ROOT:
+                row[OVER_ROOT[tag]] = mean / self.played**0.5
         for name, bound in _bounds(self, torch.tensor([self.played], dtype=torch.float64)).items():
             row[f"Theory/{name}"] = float(bound[-1])
-        return {**row, **self.tally.close_window()}
+        return row
+
+    def _point(self) -> dict[str, Tensor]:
+        """By tag what is known by now, `(own runs,)` each, so that of a changing process the regrets are those of its past."""
+        tracker = self.tracker
+        point = {
+            "Regret/cumulative": tracker.regret[:, -1],
+            "Violation/cumulative": tracker.violation[:, -1],
+            "Violation/positive": tracker.positive_violation[:, -1],
+            "Regret/alpha": tracker.alpha_regret[:, -1],
+            "Metrics/EpRet": tracker.episode_return[:, -1],
+            "Metrics/rho": tracker.rho,
+            "Metrics/alpha": tracker.alpha,
+        }
+        for name, by_constraint in (
+            ("Violation/cumulative", tracker.violation_by_constraint),
+            ("Violation/positive", tracker.positive_violation_by_constraint),
+            ("Metrics/EpCost", tracker.episode_cost),
+        ):
+            for i in range(by_constraint.shape[-1]):
+                point[f"{name}/{i}"] = by_constraint[:, -1, i]
+        return {**point, **self.tally.close_window()}
 
     def state(self) -> dict[str, Any]:
         """All of it as plain data: continuing from this is continuing."""
@@ -172,6 +198,7 @@ class Session:
             "tracker": self.tracker.state_dict(),
             "tally": self.tally.state_dict(),
             "rows": self.rows,
+            "extras": self.extras,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -182,10 +209,15 @@ class Session:
         self.tracker.load_state_dict(state["tracker"])
         self.tally.load_state_dict(state["tally"], self.env.device)
         self.first_episode, self.played, self.seconds = state["first_episode"], state["played"], state["seconds"]
-        self.rows = list(state["rows"])
+        self.rows, self.extras = list(state["rows"]), list(state["extras"])
         self._lap = (time.monotonic(), self.played)
 
     def result(self) -> RunResult:
+        """What all runs of all processes measured."""
+        own = self._own_result()
+        return own if self.crew.size == 1 else joined(self.crew.tell(replace(own, **on_host(vars(own)))))
+
+    def _own_result(self) -> RunResult:
         tracker = self.tracker
         episodes = torch.tensor([int(row["episode"]) for row in self.rows])
         return RunResult(
@@ -210,7 +242,8 @@ class Session:
         )
 
 
-def _config(learner: Any, env: Any, episodes: int, log_every: int) -> dict[str, Any]:
+def full_config(learner: Any, env: Any, episodes: int, log_every: int) -> dict[str, Any]:
+    """Everything that determines the numbers of a run, as JSON holds it."""
     own = learner.config() if hasattr(learner, "config") else {}
     name = getattr(learner, "name", None) or type(learner).__name__
     config = {"learner": {**own, "name": name}, "env": env.config(), "episodes": episodes, "log_every": log_every}
@@ -226,12 +259,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _put(row: dict[str, float], tag: str, values: Tensor) -> None:
-    """The mean over runs of `(runs,)` values and the half-width of its 95% interval."""
-    mean, half = mean_and_interval(values)
-    row[tag], row[tag + HALF_WIDTH] = float(mean), float(half)
 
 
 def _bounds(session: Session, t: Tensor) -> dict[str, Tensor]:
