@@ -96,7 +96,8 @@ class Simulator:
         """Play one episode of every run.
 
         An action or successor of probability zero is never drawn. A row of the policy need not sum to one exactly: it is
-        normalised.
+        normalised. On the CPU negative and non-finite entries are refused; elsewhere nothing looks at the values, because that would
+        wait for the device, and a policy with NaN shows in the metrics.
 
         Args:
             policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
@@ -108,6 +109,8 @@ class Simulator:
                 f"(L x S x A) = {shape}."
             )
         policy = policy.detach().expand(self.runs, *shape)
+        if policy.device.type == "cpu":
+            _check_policy(policy)
         uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
         states, actions, next_states = self._play(policy, uniforms)
         pairs = (self._first_place + states) * shape[2] + actions
@@ -177,6 +180,16 @@ def _checked(name: str, process: Process, shape: tuple[int, ...], runs: int, dev
     if values.device != device:
         raise InvalidInput(f"{name} has values on {values.device}, but the CMDP is on {device}; both must be on one device.")
     return values
+
+
+def _check_policy(policy: Tensor) -> None:
+    """Refuse negative and non-finite probabilities, which would otherwise be drawn from in silence."""
+    wrong = ~((policy >= 0) & (policy < torch.inf))  # true for NaN as well
+    if wrong.any():
+        run, k, x, a = wrong.nonzero()[0].tolist()
+        raise InvalidInput(
+            f"policy is {policy[run, k, x, a].item():g} in run {run} at layer {k}, state {x}, action {a}; expected a probability."
+        )
 
 
 def _thresholds(probabilities: Tensor) -> Tensor:

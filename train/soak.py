@@ -1,0 +1,205 @@
+"""The soak: every learner, many runs in random CMDPs, and a count of everything that went wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import torchcmdp as tc
+from train import check_device, check_positive, experiment_folder, parse
+from train.bench import table
+
+QUICK = (32, 100)
+# The widths that a learner takes a scale for.
+SCALES: dict[str, tuple[str, ...]] = {
+    "wc-ops": ("bonus_scale", "width_scale"),
+    "uob-reps": ("bonus_scale", "width_scale"),
+    "opt-cmdp": ("bonus_scale", "width_scale"),
+    "opt-primal-dual": ("bonus_scale", "width_scale"),
+    "pdb-ps": ("width_scale",),
+}
+ROW_SUM_TOLERANCE = 1e-9
+
+
+@dataclass
+class Options:
+    """Play every learner in random CMDPs, one a run, and count what goes wrong.
+
+    A quarter of the CMDPs is plain, a quarter just feasible, in a quarter no policy is safe, and a quarter is deterministic.
+    A failure is a run-episode with an exception, a policy that is none (negative, not summing to one, not zero in the padding), or
+    a number that is not finite. Elastic projections and infeasible programs are no failures: they are what a learner does where no
+    policy is safe. The table also goes into LOGDIR/NAME/soak.md. The exit code is 1 where there was a failure.
+
+    Examples:
+      python -m train soak
+      python -m train soak --quick
+      python -m train soak --runs 64 --episodes 200 --learners wc-ops opt-cmdp --seed 1
+    """
+
+    runs: int = 1_000
+    """CMDPs, played as one batch."""
+    episodes: int = 2_000
+    """Episodes of every run."""
+    learners: tuple[str, ...] = tuple(tc.LEARNERS)
+    """By name."""
+    scale: float = 0.1
+    """Multiplies bonuses and widths where a learner has them; at 1, the paper's, constraints hardly ever bind this early."""
+    quick: bool = False
+    """32 runs of 100 episodes."""
+    seed: int = 0
+    """Of the CMDPs and of all random numbers."""
+    widths: tuple[int, ...] = (1, 4, 4, 4, 1)
+    """States in each layer, beginning and ending with 1."""
+    actions: int = 3
+    """Actions in each state."""
+    constraints: int = 2
+    """Safety constraints; 0 for none."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    name: str = "soak"
+    """Folder of the results inside LOGDIR."""
+    logdir: str = "runs"
+    """Folder of all experiments."""
+
+
+@dataclass
+class Tally:
+    """What happened to one learner, over all runs and episodes.
+
+    Attributes:
+        played: Run-episodes.
+        failures: Run-episodes that failed.
+        error: The exception that ended the learner's runs, if one did.
+        residual: The largest; NaN for a learner without a solver.
+        elastic, infeasible: How many projections and programs; None for a learner without.
+        seconds: It took.
+    """
+
+    played: int = 0
+    failures: int = 0
+    error: str = ""
+    residual: float = float("nan")
+    elastic: int | None = None
+    infeasible: int | None = None
+    seconds: float = 0.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the soak; returns the exit code."""
+    options = parse(Options, arguments, prog="python -m train soak")
+    check_positive(runs=options.runs, episodes=options.episodes, actions=options.actions, scale=options.scale)
+    folder, device = experiment_folder(options.logdir, options.name), check_device(options.device)
+    for name in options.learners:
+        tc.learners.base.choice("an entry of --learners", name, list(tc.LEARNERS))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # the tensors of an episode are too small to share among threads; the solvers have their own
+    if options.quick:
+        options.runs, options.episodes = QUICK
+    cmdps = tc.stack_cmdps([instance(options, j) for j in range(options.runs)]).to(device)
+    print(f"{options.runs:,} CMDPs of {'-'.join(map(str, options.widths))} states, {options.episodes:,} episodes", file=sys.stderr)
+    tallies = {tc.LEARNERS[name].name: soak(name, cmdps, options) for name in options.learners}
+    text = report(tallies)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "soak.md").write_text(text + "\n")
+    print(text)
+    print(f"\nWritten to {folder / 'soak.md'}")
+    return 1 if any(tally.failures for tally in tallies.values()) else 0
+
+
+def instance(options: Options, j: int) -> tc.LayeredCMDP:
+    """The CMDP of run j: by turns plain, just feasible, without a safe policy, and deterministic."""
+    kind = j % 4
+    tight = kind == 1 and options.constraints > 0
+    shape = (options.widths, options.actions, options.constraints, options.seed + j)
+    cmdp = tc.random_cmdp(*shape, feasibility="tight" if tight else "any")
+    transitions, costs = cmdp.transitions, cmdp.costs
+    if kind == 2:
+        costs = (1 + costs) / 2 * cmdp.layout.pair_mask()
+    if kind == 3:
+        transitions = (transitions == transitions.amax(-1, keepdim=True)).to(cmdp.dtype) * cmdp.layout.transition_mask()
+    return tc.LayeredCMDP(cmdp.layout, transitions, cmdp.rewards, costs)
+
+
+def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
+    """Play one learner in all CMDPs at once."""
+    tally, start = Tally(), time.perf_counter()
+    runs = len(cmdps.transitions)
+    env = tc.Simulator(cmdps, tc.Bernoulli(cmdps.rewards), tc.Bernoulli(cmdps.costs, low=-1), runs=runs, seed=options.seed)
+    learner = make(name, cmdps, options)
+    tracker, sums = tc.Tracker(env), {}
+    bar = tqdm(range(options.episodes), desc=learner.name, disable=not sys.stderr.isatty(), dynamic_ncols=True)
+    broken = torch.zeros((), dtype=torch.int64, device=cmdps.device)
+    try:
+        for _ in bar:
+            policy = learner.policy
+            trajectory = env.rollout(policy)
+            tracker.update(policy, trajectory)
+            learner.update(trajectory)
+            diagnostics = learner.diagnostics()
+            broken = broken + (~_valid(learner.policy, cmdps.layout) | ~_finite(diagnostics, runs, cmdps.device)).sum()
+            for tag, value in diagnostics.items():
+                worst, total = sums.get(tag, (value, torch.zeros_like(value)))
+                sums[tag] = torch.maximum(worst, value), total + value
+            tally.played += runs
+    except Exception as error:  # whatever it is: counting it is what a soak is for
+        tally.failures += runs
+        tally.error = f"{type(error).__name__} in episode {int(learner.episode)}: {str(error).strip().splitlines()[0]}"
+    tracker.record()
+    lost = ~(tracker.violation.isfinite().all(1) & tracker.reward.isfinite().all(1))
+    tally.failures += int(broken) + int(lost.sum())
+    if "Solver/residual" in sums:
+        tally.residual = float(sums["Solver/residual"][0].max())
+    tally.elastic, tally.infeasible = (_count(sums, tag) for tag in ("Solver/elastic", "Solver/infeasible"))
+    tally.seconds = time.perf_counter() - start
+    return tally
+
+
+def make(name: str, cmdps: tc.LayeredCMDP, options: Options) -> tc.Learner:
+    """The learner of that name, with bonuses and widths at a scale where it has them."""
+    settings: dict[str, Any] = {scale: options.scale for scale in SCALES.get(name, ())}
+    settings |= {"dtype": cmdps.dtype, "device": cmdps.device}
+    return tc.LEARNERS[name](cmdps.layout, cmdps.constraints, options.episodes, runs=len(cmdps.transitions), **settings)
+
+
+def report(tallies: dict[str, Tally]) -> str:
+    """A row a learner and a last one for all of them, and the exceptions below."""
+    rows = []
+    for name, tally in tallies.items():
+        counts = ["-" if count is None else f"{count:,}" for count in (tally.elastic, tally.infeasible)]
+        residual = "-" if tally.residual != tally.residual else f"{tally.residual:.1e}"
+        rows.append([name, f"{tally.played:,}", f"{tally.failures:,}", residual, *counts, f"{tally.seconds:,.0f}"])
+    total = [sum(getattr(t, name) or 0 for t in tallies.values()) for name in ("played", "failures", "elastic", "infeasible")]
+    worst = max((t.residual for t in tallies.values() if t.residual == t.residual), default=float("nan"))
+    seconds = sum(t.seconds for t in tallies.values())
+    rows.append(["all", f"{total[0]:,}", f"{total[1]:,}", f"{worst:.1e}", f"{total[2]:,}", f"{total[3]:,}", f"{seconds:,.0f}"])
+    header = ["learner", "run-episodes", "failures", "worst residual", "elastic", "infeasible", "seconds"]
+    return "\n".join([table(header, rows), *[f"{name}: {tally.error}" for name, tally in tallies.items() if tally.error]])
+
+
+def _valid(policy: Tensor, layout: tc.Layout) -> Tensor:
+    """Which runs have a policy, `(runs,)`: not negative, rows that sum to one, zero in the padding; false for NaN."""
+    tolerance = max(ROW_SUM_TOLERANCE, 8 * torch.finfo(policy.dtype).eps)
+    real = layout.pair_mask(policy.device)
+    fitting = (policy >= 0) & (real | (policy == 0))
+    sums = (policy.sum(-1) - layout.state_mask(policy.device).to(policy.dtype)).abs() <= tolerance
+    return fitting.flatten(1).all(1) & sums.flatten(1).all(1)
+
+
+def _finite(diagnostics: dict[str, Tensor], runs: int, device: torch.device) -> Tensor:
+    """Which runs report finite numbers alone, `(runs,)`."""
+    finite = torch.ones(runs, dtype=torch.bool, device=device)
+    for value in diagnostics.values():
+        finite = finite & value.isfinite()
+    return finite
+
+
+def _count(sums: dict[str, tuple[Tensor, Tensor]], tag: str) -> int | None:
+    return int(sums[tag][1].sum()) if tag in sums else None
