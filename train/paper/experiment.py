@@ -138,7 +138,7 @@ def _run(
     job: Job, player: Player, preset: Preset, cmdp: tc.LayeredCMDP, env: WatchedSimulator, folder: str, runs: int | None = None
 ) -> tc.RunResult:
     who = learner(player, preset, cmdp, job.family, job.episodes, runs or job.runs)
-    logdir = job.folder / folder / player.name.lower().replace(", ", "-").replace(" ", "-")
+    logdir = job.folder / folder / player.folder
     every = max(1, job.episodes // POINTS)
     return tc.run(who, env, job.episodes, logdir, every, progress=False, fresh=job.fresh, images=False)
 

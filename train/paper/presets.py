@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,10 @@ class Player:
     def name(self) -> str:
         return self.label or LEARNERS[self.key].name
 
+    @property
+    def folder(self) -> str:
+        return re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -81,7 +86,7 @@ class Preset:
 
 
 WC_OPS, OPT_CMDP, GREEDY = Player("wc-ops"), Player("opt-cmdp"), Player("greedy")
-PRIMAL_DUAL, PDB_PS = Player("opt-primal-dual"), Player("pdb-ps")
+PRIMAL_DUAL, PDB_PS = Player("opt-primal-dual"), Player("pdb-ps", "PDB-PS (reconstruction)")
 
 STOCHASTIC = (WC_OPS, OPT_CMDP, PRIMAL_DUAL, PDB_PS)
 ADVERSARIAL_REWARD = (WC_OPS, OPT_CMDP, GREEDY, PDB_PS)
