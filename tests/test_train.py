@@ -9,11 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
+from torchcmdp.learners import LEARNERS
+from torchcmdp.planning import slater_gap
 from train.__main__ import COMMANDS, main
+from train.main_job import Options, build, settings_of
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--episodes", "30", "--runs", "2", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
@@ -94,6 +98,38 @@ def test_options_reach_the_learner(tmp_path):
     assert (config["env"]["seed"], config["env"]["widths"], config["log_every"]) == (3, [1, 2, 1], 7)
 
 
+LAKE = ["--env", "FrozenLake-v1", "--steps", "4", "--episodes", "3", "--runs", "2"]
+
+
+@pytest.mark.parametrize("learner", list(LEARNERS))
+def test_every_learner_plays_every_environment(learner, tmp_path, capsys):
+    for env, steps in (("CliffWalking-v1", 4), ("random", None)):
+        player, simulator, _ = build(Options(env=env, steps=steps, learner=learner, runs=2))
+        for _ in range(2):
+            player.update(simulator.rollout(player.policy))
+    assert main([*LAKE, "--learner", learner, "--logdir", str(tmp_path)]) == 0
+    assert (tmp_path / "FrozenLake-v1" / learner / "checkpoint.pt").exists()
+    out = capsys.readouterr().out
+    assert ("elastic" in out) == (learner in ("wc-ops", "uob-reps")) and "its return in the environment" in out
+
+
+def test_the_environment_and_its_budget_reach_the_cmdp():
+    from torchcmdp.adapters.tabular import fell_in_a_hole, from_gymnasium
+
+    _, env, _ = build(Options(env="FrozenLake-v1", steps=6, budget=0.2, runs=2))
+    expected = from_gymnasium("FrozenLake-v1", 6, fell_in_a_hole, 0.2).cmdp
+    assert torch.equal(env.cmdp.costs, expected.costs) and torch.equal(env.cmdp.transitions, expected.transitions)
+
+
+def test_settings_reach_the_learners_that_have_them():
+    assert list(get_args(get_type_hints(Options)["learner"])) == list(LEARNERS)
+    learner, env, _ = build(Options(learner="opt-cmdp", bonus_scale=0.5, runs=2))
+    assert learner.bonus_scale.tolist() == [0.5, 0.5] and learner.width_scale.tolist() == [1.0, 1.0]
+    primal_dual, env, _ = build(Options(learner="opt-primal-dual", runs=2))
+    assert primal_dual.slater_gap.tolist() == pytest.approx([float(slater_gap(env.cmdp))] * 2)
+    assert {"eta", "projection", "cap_scale"} < settings_of("uob-reps") and "eta" not in settings_of("greedy")
+
+
 def one_sentence(capsys) -> str:
     """What was written to stderr, which must be one line and no traceback, and nothing on stdout."""
     captured = capsys.readouterr()
@@ -123,13 +159,22 @@ def one_sentence(capsys) -> str:
         (["--widths", "2", "3", "1"], "must start and end with 1"),
         (["--delta", "2"], "delta is 2.0"),
         (["--resume", "--fresh"], "contradict"),
+        (["--steps", "5"], "--steps belongs to a Gymnasium environment, such as --env FrozenLake-v1, and --env is random."),
+        (["--env", "FrozenLake-v1", "--actions", "2"], "--actions belongs to --env random, and --env is FrozenLake-v1."),
+        (["--env", "FrozenLake-v1", "--budget", "-1"], "--budget is -1; it must be greater than zero."),
+        (["--env", "Taxi-v4"], "--env got 'Taxi-v4'; expected one of random, FrozenLake-v1, CliffWalking-v1."),
+        (["--learner", "greedy", "--eta", "1"], "--eta is not a setting of greedy, which takes none of these settings."),
+        (
+            ["--learner", "opt-cmdp", "--projection", "cvxpy"],
+            "--projection is not a setting of opt-cmdp, which takes --bonus-scale, --width-scale, --confidence.",
+        ),
         (["--fresh", "yes"], "'yes' is not an option"),
         (["rnu"], "'rnu' is not a command of python -m train; did you mean run?"),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_code_2(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("train.main_job.tc.run", lambda *_, **__: pytest.fail("the job was started"))
+    monkeypatch.setattr("train.main_job.run_split", lambda *_, **__: pytest.fail("the job was started"))
     assert main(arguments) == 2
     assert words in one_sentence(capsys)
     assert list(tmp_path.iterdir()) == []

@@ -54,6 +54,7 @@ class Curves:
     def __init__(self, folder: Path | None) -> None:
         self._writer = None
         if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
             for old in folder.glob("events.out.tfevents.*"):
                 old.unlink()
             self._writer = RunWriter(folder)

@@ -1,46 +1,72 @@
-"""The main job: WC-OPS on a small random CMDP, many runs at once, with curves, a table and TensorBoard files."""
+"""The main job: a learner on a CMDP, by default WC-OPS on a small random one, with curves, a table and TensorBoard files."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 import torchcmdp as tc
 from torchcmdp import plotting
+from torchcmdp.distributed import local_device, process_rank
+from torchcmdp.learners import LEARNERS, Learner
 from torchcmdp.metrics import mean_and_interval
+from torchcmdp.run import run_split
 from train import DTYPES, check_device, check_positive, experiment_folder, parse
+
+SETTINGS = ("eta", "gamma", "bonus_scale", "width_scale", "threshold_scale", "cap_scale", "confidence", "projection")
+
+
+class Import(NamedTuple):
+    """How a Gymnasium environment is made into a CMDP: which cost, and by default how many steps and how much of it."""
+
+    cost: str
+    steps: int
+    budget: float
+
+
+IMPORTS = {
+    "FrozenLake-v1": Import("fell_in_a_hole", steps=20, budget=0.05),
+    "CliffWalking-v1": Import("fell_off_the_cliff", steps=14, budget=0.1),
+}
 
 
 @dataclass
 class Options:
-    """Play WC-OPS in a random CMDP with safety constraints, and draw its regret and violation.
+    """Play a learner, by default WC-OPS, in a CMDP with safety constraints, by default a random one; draw regret and violation.
 
-    Everything goes into LOGDIR/NAME: regret.png, violation.png and summary.txt, and in wc-ops/ the TensorBoard events,
-    metrics.csv, config.json and checkpoint.pt. Running the same command again continues an interrupted run and repeats the
-    summary of a finished one.
+    Everything goes into LOGDIR/NAME: regret.png, violation.png and summary.txt of the learner that ran last, and in a folder for
+    each learner, such as wc-ops/, the TensorBoard events, metrics.csv, config.json and checkpoint.pt. Running the same command
+    again continues an interrupted run and repeats the summary of a finished one.
 
     Examples:
       python -m train
       python -m train --episodes 2000 --runs 8 --name quick
       python -m train --bonus-scale 0.1 --width-scale 0.1 --name narrow
       python -m train --widths 1 6 6 1 --actions 4 --constraints 3 --seed 7 --name wide
+      python -m train --env FrozenLake-v1 --learner opt-cmdp --episodes 2000 --runs 8
+      torchrun --nproc-per-node 2 -m train --runs 64
       tensorboard --logdir runs
     """
 
+    env: Literal["random", "FrozenLake-v1", "CliffWalking-v1"] = "random"
+    """A random CMDP; or a Gymnasium environment, with falling in a hole or off the cliff as the cost (needs torchcmdp[gym])."""
+    learner: Literal["wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps"] = "wc-ops"
+    """Who plays; opt-primal-dual is told the true Slater gap, which its step sizes need."""
     episodes: int = 20_000
     """How many episodes every run has; also the horizon that the step sizes are made for."""
     runs: int = 32
     """Independent runs, played as one batch; the bands are 95% intervals over them."""
     seed: int = 0
     """Of the CMDP and of all random numbers."""
-    name: str = "main"
-    """Folder of this experiment inside LOGDIR."""
+    name: str | None = None
+    """Folder of this experiment inside LOGDIR; main by default, or the environment's name."""
     logdir: str = "runs"
     """Folder of all experiments; point TensorBoard at it."""
     device: str = "cpu"
@@ -54,17 +80,21 @@ class Options:
     fresh: bool = False
     """Forget what the folder holds and start over."""
     widths: tuple[int, ...] = (1, 4, 4, 4, 1)
-    """States in each layer, beginning and ending with 1."""
+    """Of a random CMDP: states in each layer, beginning and ending with 1."""
     actions: int = 3
-    """Actions in each state."""
+    """Of a random CMDP: actions in each state."""
     constraints: int = 2
-    """Safety constraints; 0 for none."""
+    """Of a random CMDP: safety constraints; 0 for none."""
+    steps: int | None = None
+    """Of a Gymnasium environment: steps of an episode; 20 for FrozenLake-v1 and 14 for CliffWalking-v1 by default."""
+    budget: float | None = None
+    """Of a Gymnasium environment: falls that an episode may have in expectation; 0.05 and 0.1 by default."""
     delta: float = 0.01
     """Failure probability of the confidence sets."""
     eta: float | None = None
-    """Step size; the paper's by default."""
+    """Step size; the learner's own by default. This and the following are refused by learners that have no such setting."""
     gamma: float | None = None
-    """Implicit exploration; the paper's by default."""
+    """Implicit exploration; the learner's own by default."""
     bonus_scale: float = 1.0
     """Multiplies the bonus on the costs; 1 is the paper's."""
     width_scale: float = 1.0
@@ -76,7 +106,11 @@ class Options:
     confidence: Literal["entrywise", "l1", "bernstein"] = "entrywise"
     """Kind of transition confidence set; entrywise is the paper's."""
     log_every: int | None = None
-    """Episodes between logging points; about 200 points by default."""
+    """Episodes between logging points; about 200 points by default, and never more than 10,000."""
+    checkpoint_every: float = 30.0
+    """Seconds between checkpoints."""
+    checkpoint_episodes: int | None = None
+    """Episodes between checkpoints, besides those that the time asks for."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -85,18 +119,24 @@ def main(arguments: Sequence[str]) -> int:
     folder = _check(options)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the tensors of an episode are too small to share among threads; the projection has its own
-    learner, env = build(options)
-    print(f"WC-OPS, {options.runs} runs of {options.episodes:,} episodes, into {folder}", file=sys.stderr)
-    sub_run = folder / learner.name.lower()
-    result = tc.run(
-        learner,
-        env,
+    learner, env, imported = build(options, runs=1)  # which has a name and a CMDP; the one that plays is made by run_split
+    leads = process_rank() == 0
+    if leads:
+        print(f"{learner.name}, {options.runs} runs of {options.episodes:,} episodes, into {folder}", file=sys.stderr)
+    sub_run = folder / options.learner
+    result = run_split(
+        lambda runs, first_run: build(options, runs, first_run)[:2],
+        options.runs,
         options.episodes,
         logdir=sub_run,
         log_every=options.log_every,
         progress=sys.stderr.isatty(),
         fresh=options.fresh,
+        checkpoint_every=options.checkpoint_every,
+        checkpoint_episodes=options.checkpoint_episodes,
     )
+    if not leads:
+        return 0 if result.completed else 130
     if not result.completed:
         played = f"{int(result.episodes[-1]):,} of {options.episodes:,} episodes"
         command = "the same command without --fresh" if options.fresh else "the same command"
@@ -104,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     for name, figure in plotting.figures({learner.name: result}).items():
         plotting.save(folder / f"{name}.png", figure)
-    table = summary(result, env)
+    table = summary(result, env, imported)
     (folder / "summary.txt").write_text(table + "\n")
     print(table)
     print(f"\nCurves: {folder / 'regret.png'}, {folder / 'violation.png'}; numbers: {sub_run / 'metrics.csv'}")
@@ -112,33 +152,59 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def build(options: Options) -> tuple[tc.WCOPS, tc.Simulator]:
-    """The learner and the simulator that the options describe."""
-    dtype, device = DTYPES[options.dtype], check_device(options.device)
-    cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, options.seed, dtype=dtype, device=device)
-    costs = tc.Bernoulli(cmdp.costs, low=-1)
-    env = tc.Simulator(cmdp, rewards=tc.Bernoulli(cmdp.rewards), costs=costs, runs=options.runs, seed=options.seed)
-    learner = tc.WCOPS(
-        cmdp.layout,
-        constraints=options.constraints,
-        horizon=options.episodes,
-        delta=options.delta,
-        runs=options.runs,
-        eta=options.eta,
-        gamma=options.gamma,
-        bonus_scale=options.bonus_scale,
-        width_scale=options.width_scale,
-        threshold_scale=options.threshold_scale,
-        cap_scale=options.cap_scale,
-        confidence=options.confidence,
-        projection=options.projection,
-        dtype=dtype,
-        device=device,
-    )
-    return learner, env
+def build(options: Options, runs: int | None = None, first_run: int = 0) -> tuple[Learner, tc.Simulator, Any]:
+    """The learner and the simulator that the options describe, and for a Gymnasium environment its `ImportedCMDP`.
+
+    Args:
+        options: What to build.
+        runs, first_run: Which of the runs; all by default.
+    """
+    runs = options.runs if runs is None else runs
+    dtype, device = DTYPES[options.dtype], check_device(local_device(options.device))
+    imported = None
+    if options.env == "random":
+        cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, options.seed, dtype=dtype, device=device)
+        costs = tc.Bernoulli(cmdp.costs, low=-1)
+    else:
+        imported = import_environment(options, dtype, device)
+        cmdp, costs = imported.cmdp, imported.cost_process()
+    env = tc.Simulator(cmdp, rewards=tc.Bernoulli(cmdp.rewards), costs=costs, runs=runs, seed=options.seed, first_run=first_run)
+    settings = given(options, SETTINGS)
+    if options.learner == "opt-primal-dual":
+        settings["slater_gap"] = float(tc.slater_gap(cmdp))
+    kind: Any = LEARNERS[options.learner]
+    size = (cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs)
+    return kind(*size, **settings, dtype=dtype, device=device), env, imported
 
 
-def summary(result: tc.RunResult, env: tc.Simulator) -> str:
+def import_environment(options: Options, dtype: torch.dtype, device: torch.device) -> Any:
+    """The Gymnasium environment as an `ImportedCMDP`."""
+    from torchcmdp.adapters import tabular  # only those who ask for Gymnasium need it
+
+    default = IMPORTS[options.env]
+    steps = default.steps if options.steps is None else options.steps
+    budget = default.budget if options.budget is None else options.budget
+    return tabular.from_gymnasium(options.env, steps, getattr(tabular, default.cost), budget, dtype=dtype, device=device)
+
+
+def given(options: Options, names: Sequence[str]) -> dict[str, Any]:
+    """The options among `names` that are not at their defaults."""
+    defaults = {field.name: field.default for field in fields(options)}
+    return {name: getattr(options, name) for name in names if getattr(options, name) != defaults[name]}
+
+
+def settings_of(learner: str) -> set[str]:
+    """The names of the settings that a learner takes."""
+    names: set[str] = set()
+    for kind in LEARNERS[learner].__mro__[:-1]:
+        parameters = inspect.signature(kind.__init__).parameters.values()
+        names.update(p.name for p in parameters)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):  # such a one would hand the rest to its parent
+            break
+    return names
+
+
+def summary(result: tc.RunResult, env: tc.Simulator, imported: Any = None) -> str:
     """The table a person reads first: final values with their 95% intervals over runs, and what they are measured against."""
     value, slater = float(tc.safe_optimum(env.cmdp).value), float(tc.slater_gap(env.cmdp))
     rows = [("after episode", f"{int(result.episodes[-1]):,}")]
@@ -152,11 +218,13 @@ def summary(result: tc.RunResult, env: tc.Simulator) -> str:
     iterations = result.mean_iterations
     rows += [
         ("safe optimum per episode", f"{value:.4f}"),
+        *([] if imported is None else [("its return in the environment", f"{imported.environment_return(value):.4f}")]),
         ("Slater gap", f"{slater:.4f}"),
-        ("elastic projections", f"{result.elastic_fraction:.2%}"),
-        ("solver iterations", "not counted by this solver" if iterations != iterations else f"{iterations:.2f} per projection"),
-        ("time", f"{result.seconds:.1f} s"),
     ]
+    if result.elastic_count is not None:  # the learners that project
+        counted = "not counted by this solver" if iterations != iterations else f"{iterations:.2f} per projection"
+        rows += [("elastic projections", f"{result.elastic_fraction:.2%}"), ("solver iterations", counted)]
+    rows.append(("time", f"{result.seconds:.1f} s"))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 
@@ -164,10 +232,31 @@ def summary(result: tc.RunResult, env: tc.Simulator) -> str:
 def _check(options: Options) -> Path:
     """What no part of the library would refuse in the words of the command line; returns the experiment's folder."""
     check_positive(episodes=options.episodes, runs=options.runs, actions=options.actions, log_every=options.log_every)
+    check_positive(checkpoint_episodes=options.checkpoint_episodes)
     check_positive(eta=options.eta, gamma=options.gamma)
-    folder = experiment_folder(options.logdir, options.name)
+    check_positive(steps=options.steps, budget=options.budget)
+    _check_combination(options)
+    name = options.name if options.name is not None else "main" if options.env == "random" else options.env
+    folder = experiment_folder(options.logdir, name)
     if options.resume and options.fresh:
         raise tc.InvalidInput("--resume and --fresh contradict each other; give one of them.")
-    if options.resume and not (folder / "wc-ops" / "checkpoint.pt").exists():
-        raise tc.InvalidInput(f"--resume finds no checkpoint in {folder / 'wc-ops'}; leave it out to start a new run.")
+    if options.resume and not (folder / options.learner / "checkpoint.pt").exists():
+        raise tc.InvalidInput(f"--resume finds no checkpoint in {folder / options.learner}; leave it out to start a new run.")
     return folder
+
+
+def _check_combination(options: Options) -> None:
+    """Refuse options that the chosen environment or learner does not have."""
+
+    def spelled(name: str) -> str:
+        return "--" + name.replace("_", "-")
+
+    foreign = ("steps", "budget") if options.env == "random" else ("widths", "actions", "constraints")
+    for name in given(options, foreign):
+        owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"
+        raise tc.InvalidInput(f"{spelled(name)} belongs to {owner}, and --env is {options.env}.")
+    taken = settings_of(options.learner)
+    for name in given(options, SETTINGS):
+        if name not in taken:
+            own = ", ".join(spelled(other) for other in SETTINGS if other in taken) or "none of these settings"
+            raise tc.InvalidInput(f"{spelled(name)} is not a setting of {options.learner}, which takes {own}.")

@@ -75,7 +75,7 @@ class ImportedCMDP:
     budgets: Tensor
     scales: Tensor
 
-    def environment_return(self, value: Tensor) -> Tensor:
+    def environment_return(self, value: Tensor | float) -> Any:
         """The environment's expected return of a policy whose expected reward in our CMDP is `value`, `(...)`."""
         return value * (self.high - self.low) + self.low * self.cmdp.layout.layers
 
