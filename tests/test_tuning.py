@@ -121,6 +121,21 @@ def test_the_estimator_is_unbiased_and_the_pathwise_one_is_not() -> None:
     assert max(pathwise_errors) > 5
 
 
+def test_the_unbiased_estimator_explodes_with_the_horizon_and_the_mixed_one_does_not() -> None:
+    """Why there is a biased estimator at all."""
+    runs = 24
+    direction = torch.zeros(runs, len(SCALES), dtype=torch.float64)
+    direction[:, SCALES.index("eta_scale")] = 1
+
+    def spread(horizon: int, feedback: str) -> float:
+        study = Study(environment, 2, horizon, weight=2.0)
+        found = forward_derivative(study, SCALES, log_point(runs), direction, torch.arange(runs) % 2, 0, feedback=feedback)
+        return float(run_derivatives(study, found).std())
+
+    assert spread(80, "sampled") > 5 * spread(20, "sampled")
+    assert spread(80, "mixed") < 2 * spread(20, "mixed")
+
+
 MEMORY = """
 import resource, sys, torch
 sys.path.insert(0, "tests")

@@ -75,8 +75,14 @@ def estimate_gradient(
     found = forward_derivative(study, names, point.repeat(count * block, 1), directions, instances, seed, **options)
     gradient, half = mean_and_interval(run_derivatives(study, found, run_clip).view(count, block).T)
     played = found.played
-    means = (study.objective(played.parts), played.regret, played.worst_violation, played.worst_positive_violation)
-    return Estimate(*(float(x.mean()) for x in means), gradient, half)
+    return Estimate(
+        objective=float(study.objective(played.parts).mean()),
+        regret=float(played.regret.mean()),
+        violation=float(played.worst_violation.mean()),
+        positive_violation=float(played.worst_positive_violation.mean()),
+        gradient=gradient,
+        half_width=half,
+    )
 
 
 def run_derivatives(study: Study, found: Derivative, run_clip: float | None = None) -> Tensor:
@@ -189,12 +195,12 @@ def optimise(
     session = _Session(names, log_scales, torch.optim.Adam([log_scales], lr=descent.learning_rate))
     place = None if folder is None else RunFolder(Path(folder), fresh)
     settings = _settings(study, start, descent, box, config)
-    state = None if place is None else place.checkpoint(settings)
-    if state is not None:
-        session.restore(state)
     try:
         if place is not None:
-            place.begin(settings, session.rows, (), purge_step=None if state is None else len(session.rows) + 1)
+            state = place.checkpoint(settings)
+            if state is not None:
+                session.restore(state)
+            place.begin(settings, session.rows, ())
         _descend(study, session, descent, (low, high), place, settings, progress)
         if place is not None:
             place.finish({}, len(session.rows))
