@@ -46,7 +46,7 @@ def violation_threshold(episode: Tensor | int, layout: Layout, constraints: int,
 
 
 def step_uncertainty(lower: Tensor, upper: Tensor, cost_bonus: Tensor, visits: Tensor, layout: Layout) -> Tensor:
-    """min(2, 2b) + 3L min(2, sum_y upper - lower): what a visit may add to the violation of a learner that thinks itself safe (a.6).
+    """min(2, 2b) + 3L min(2, sum_y upper - lower): what a visit may add to a violation that looks safe (a.6).
 
     The first term bounds how far the optimistic cost lies below the mean, and is 2 at pairs never visited. The second bounds what
     not knowing the transitions adds, and is left out where there is only one successor.
@@ -67,7 +67,7 @@ def step_uncertainty(lower: Tensor, upper: Tensor, cost_bonus: Tensor, visits: T
 def empirical_threshold(
     uncertainty: Tensor, episode: Tensor | int, layout: Layout, constraints: int, *, horizon: int, delta: float
 ) -> Tensor:
-    """C_t from the widths in force: their sum along the paths, and (4L + 6L L') sqrt(2 t ln(3 m T / delta)) for the paths' luck (a.6).
+    """C_t from the widths in force: their sum along the paths, and for the paths' luck (4L + 6L L') sqrt(2 t ln(3mT / delta)) (a.6).
 
     L' counts the layers whose transitions are to be learnt, those with more than one successor.
 

@@ -146,7 +146,7 @@ class WCOPS(Learner):
         gamma_scale: Tensor | float = 1.0,
         **options: Any,
     ) -> WCOPS:
-        """WC-OPS with all its constants as multiples of the paper's: `eta_scale` and `gamma_scale`, and the scales it has anyway."""
+        """WC-OPS with all its constants as multiples of the paper's: `eta_scale`, `gamma_scale` and the scales it has anyway."""
         step = default_step(layout, horizon, delta)
         steps = {"eta": eta_scale * step, "gamma": gamma_scale * step}
         return cls(layout, constraints, horizon, delta, runs, **{**steps, **options})
