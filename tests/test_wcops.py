@@ -374,7 +374,6 @@ def test_diagnostics_have_one_number_a_run() -> None:
         ({"constraints": -1}, "constraints is -1"),
         ({"delta": 1.0}, "delta is 1.0; it must lie strictly between 0 and 1"),
         ({"confidence": "bernstien"}, "did you mean 'bernstein'"),
-        ({"violation_threshold": "empircal"}, "did you mean 'empirical'"),
         ({"projection": "newtn"}, "did you mean 'newton'"),
         ({"projection_options": {"tolerence": 1e-9}}, "'tolerence'; did you mean 'tolerance'"),
         ({"dtype": torch.int64}, "dtype is torch.int64"),

@@ -1,4 +1,4 @@
-"""What tuning needs of WC-OPS: constants as multiples, expected feedback, derivatives that are kept; and the empirical threshold."""
+"""What tuning needs of WC-OPS: constants as multiples, expected feedback, derivatives that fade; and the empirical threshold."""
 
 from __future__ import annotations
 
@@ -146,4 +146,6 @@ class TestEmpiricalThreshold:
         for trajectory in play(original, world, 4):
             restored.update(trajectory)
         state, other = original.state_dict(), restored.state_dict()
+        with pytest.raises(InvalidInput, match="did you mean 'empirical'"):
+            WCOPS(LAYOUT, 2, 100, violation_threshold="empircal")
         assert "uncertainty" in state and all(torch.equal(state[key], other[key]) for key in state)

@@ -67,7 +67,7 @@ def step_uncertainty(lower: Tensor, upper: Tensor, cost_bonus: Tensor, visits: T
 def empirical_threshold(
     uncertainty: Tensor, episode: Tensor | int, layout: Layout, constraints: int, *, horizon: int, delta: float
 ) -> Tensor:
-    """C_t from the widths in force: their sum along the paths, and for the paths' luck (4L + 6L L') sqrt(2 t ln(3mT / delta)) (a.6).
+    """C_t from the widths in force: their sum along the paths, and for luck (4L + 6L L') sqrt(2 t ln(3 m T / delta)) (a.6).
 
     L' counts the layers whose transitions are to be learnt, those with more than one successor.
 
