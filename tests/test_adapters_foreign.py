@@ -25,7 +25,7 @@ def frozen_lake(horizon: int = 6) -> Layered:
 
 
 def test_episodes_have_the_cmdp_s_means(cmdp, random_policy):
-    env, policy, episodes = simulator(cmdp, runs=8, seed=1), random_policy(cmdp.layout), 150
+    env, policy, episodes = simulator(cmdp, runs=8, seed=1), random_policy(cmdp.layout), 60
     played = [env.rollout(policy) for _ in range(episodes)]
     occupancy = tc.pair_occupancy_of(policy, cmdp.transitions)
     returns, costs = torch.cat([t.rewards.sum(1) for t in played]), torch.cat([t.costs.sum(1) for t in played])

@@ -163,8 +163,7 @@ def test_mistakes_get_a_sentence(cmdp):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("observation", ["index", "one-hot"])
-def test_ppo_trains_and_reads_the_cost(cmdp, observation):
+def test_ppo_trains_and_reads_the_cost(cmdp):
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -177,9 +176,7 @@ def test_ppo_trains_and_reads_the_cost(cmdp, observation):
 
     callback = Costs()
     callback.seen = []
-    model = PPO(
-        "MlpPolicy", CMDPEnv(cmdp, **feedback(cmdp), observation=observation), n_steps=250, batch_size=50, seed=0, device="cpu"
-    )
+    model = PPO("MlpPolicy", CMDPEnv(cmdp, **feedback(cmdp)), n_steps=250, batch_size=50, seed=0, device="cpu")
     before = [p.detach().clone() for p in model.policy.parameters()]
     model.learn(2_000, callback=callback)
     assert len(callback.seen) == 2_000 and len(set(callback.seen)) > 1

@@ -199,6 +199,12 @@ def test_an_impossible_constraint_says_so(cmdp):
     assert made(cmdp)(costs=costs, logits=tempted(cmdp)).status == 1
 
 
+def test_both_solvers_agree(cmdp):
+    logits = tempted(cmdp, 2)
+    newton, cone = made(cmdp)(logits=logits), made(cmdp, projection="cvxpy")(logits=logits)
+    torch.testing.assert_close(newton.policy, cone.policy, atol=1e-4, rtol=1e-3)
+
+
 def test_without_constraints(cmdp):
     layer = SafeOccupancy(cmdp.layout, 0, transitions=cmdp.transitions, costs=cmdp.costs[:0])
     logits = tempted(cmdp)

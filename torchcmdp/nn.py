@@ -47,7 +47,8 @@ class SafeOccupancy(nn.Module):
         costs: `(... x m x L x S x A)`.
         eta: Step size: a number, or a tensor of the batch shape.
         projection: "newton" or "cvxpy".
-        projection_options: Further keyword arguments of `project`.
+        projection_options: Further keyword arguments of `project`. Safety multipliers grow with eta; where it is large, a larger
+            `cap` than the default of 200 keeps a costly constraint from being read as an impossible one.
     """
 
     transitions: Tensor | None
