@@ -1,5 +1,6 @@
 """torchcmdp: online learning in constrained Markov decision processes, batched and differentiable, in PyTorch."""
 
+from torchcmdp import adapters, nn
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
 from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
@@ -86,6 +87,9 @@ __all__ = [
     "mean_and_interval",
     "plot_curves",
     "run",
+    # Inside other people's code
+    "adapters",
+    "nn",
     # Errors
     "InvalidInput",
     "RunFolderError",
