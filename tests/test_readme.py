@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 import torch
+
+from train.__main__ import COMMANDS, MAIN_JOB
+from train.bench import BENCHMARKS
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -38,8 +42,19 @@ def test_commands_exist():
     makefile = (ROOT / "Makefile").read_text()
     for name in re.findall(r"^    make (\w+)", TEXT, flags=re.MULTILINE):
         assert re.search(rf"^{name}:", makefile, flags=re.MULTILINE), name
-    from train.main_job import Options
 
-    for line in re.findall(r"^    python -m train.*$", TEXT, flags=re.MULTILINE):
-        for option in re.findall(r"--([a-z-]+)", line):
-            assert option == "help" or option.replace("-", "_") in Options.__dataclass_fields__, option
+
+COMMAND_LINES = re.findall(r"python -m train((?: [^\s`#,;)]+)*)", TEXT)
+
+
+@pytest.mark.parametrize("line", sorted(set(COMMAND_LINES)))
+def test_command_lines_name_commands_and_options_that_exist(line):
+    words = line.split()
+    name = words[0] if words and re.fullmatch(r"[a-z]+", words[0]) else MAIN_JOB
+    assert name in COMMANDS, line
+    module = importlib.import_module(COMMANDS[name])
+    if name == "bench" and len(words) > 1 and not words[1].startswith("-"):
+        for benchmark in words[1].split("|"):
+            module = importlib.import_module(BENCHMARKS[benchmark][0])
+    for option in re.findall(r"--([a-z-]+)", line):
+        assert option == "help" or option.replace("-", "_") in module.Options.__dataclass_fields__, option
