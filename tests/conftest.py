@@ -15,6 +15,22 @@ from torchcmdp.layout import Layout
 RAGGED = (1, 3, 2, 4, 1)  # every layer but the widest has padding
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the tests that take a device run, such as cuda; cpu by default")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device of --device; its tests are skipped where this machine lacks it."""
+    name = request.config.getoption("--device")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        pytest.skip(f"--device {name}: PyTorch finds no such device here.")
+    return device
+
+
 @pytest.fixture
 def layout() -> Layout:
     return Layout(RAGGED, 3)

@@ -31,7 +31,7 @@ class Simulator:
         reward_values, cost_values: The processes' `values` in the episode played last (before the first, in that one).
 
     Args:
-        cmdp, rewards, costs, runs, seed, first_run, distinct_runs: As above; `costs` may be left out where there are no constraints.
+        cmdp, rewards, costs, runs, seed, first_run, distinct_runs: As above; `costs` may be left out if there are no constraints.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Simulator:
         """Play one episode of every run.
 
         An action or successor of probability zero is never drawn. A row of the policy need not sum to one exactly: it is
-        normalised. On the CPU negative and non-finite entries are refused; elsewhere nothing looks at the values, because that would
-        wait for the device, and a policy with NaN shows in the metrics.
+        normalised. On the CPU negative and non-finite entries are refused; elsewhere nothing looks at the values, because that
+        would wait for the device, and a policy with NaN shows in the metrics.
 
         Args:
             policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
