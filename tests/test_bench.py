@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 
 import pytest
+import torch
 
 from train.__main__ import main
+from train.bench_scale import Growth
 
 
 def test_projection_benchmark_writes_what_it_prints(tmp_path, capsys):
@@ -40,6 +42,31 @@ def test_program_benchmark_agrees_with_highs(tmp_path, capsys):
     assert row[:2] == ["2", "2"] and row[4].endswith("x") and float(row[-1]) < 1e-7
 
 
+def test_scale_benchmark_covers_every_direction(tmp_path, capsys):
+    arguments = ["bench", "scale", "--batches", "4", "1", "2", "--widths", "1", "2", "3", "--layers", "1", "2", "3"]
+    assert main([*arguments, "--runs", "2", "--episodes", "2", "--repeats", "2", "--logdir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "bench" / "scale.md").read_text().strip() in printed
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if line.startswith("| ")]
+    sizes = [(row[0], row[1], row[2]) for row in rows if len(row) == 5][1:]
+    directions = ("runs in a batch", "states in a layer", "layers of states")
+    assert sizes == [(directions[0], size, size) for size in "124"] + [
+        (what, size, "2") for what in directions[1:] for size in "123"
+    ]
+    assert [row[0] for row in rows if len(row) == 2][1:] == list(directions)
+    assert all("+-" in row[1] for row in rows if len(row) == 2 and row[0] in directions)
+    assert (tmp_path / "bench" / "scale.png").stat().st_size > 10_000
+
+
+def test_the_fitted_growth_is_that_of_the_cost():
+    sizes = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0], dtype=torch.float64)
+    seconds = torch.stack([0.5 * sizes**1.7, 2 * sizes**1.7])
+    seconds[:, :2] = 9.0  # the smaller half is not fitted
+    growth = Growth(sizes, torch.full((5,), 64.0, dtype=torch.float64), seconds)
+    assert growth.exponent[0] == pytest.approx(1.7)
+    assert growth.speed[-1].item() == pytest.approx(64 / (0.5 * 16**1.7))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -49,6 +76,8 @@ def test_program_benchmark_agrees_with_highs(tmp_path, capsys):
         (["program", "--constraints", "0"], "--constraints is 0"),
         (["episode", "--episodes", "-3"], "--episodes is -3"),
         (["episode", "--name", "../x"], "one plain folder name"),
+        (["scale", "--widths", "4", "8"], "--widths has fewer than three sizes"),
+        (["scale", "--layers", "0", "2"], "--layers is 0"),
     ],
 )
 def test_wrong_arguments_get_a_sentence(arguments, sentence, capsys):

@@ -1,0 +1,203 @@
+"""How the cost of an episode of WC-OPS grows: with the runs in a batch, with the width of the layers, with their number."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+import torchcmdp as tc
+from torchcmdp import plotting
+from torchcmdp.plotting import INK, PALETTE
+from train import check_device, check_positive, experiment_folder, parse
+from train.bench import table
+
+INNER_LAYERS, INNER_WIDTH = 3, 4
+DIRECTIONS = {"batches": "runs in a batch", "widths": "states in a layer", "layers": "layers of states"}
+
+
+@dataclass
+class Options:
+    """Time episodes of WC-OPS while one size grows, and fit how the cost grows with it.
+
+    The sizes that do not grow are those of the paper's experiments: 3 layers of 4 states between the first and the last, 3
+    actions, 2 constraints. The exponent b says that the time of an episode grows as size^b, fitted to the larger half of the
+    sizes. Prints a table, and writes it to LOGDIR/NAME/scale.md with the figure scale.png.
+
+    Examples:
+      python -m train bench scale
+      python -m train bench scale --batches 1 64 4096 --widths 2 8 16 --layers 3 6 12
+    """
+
+    batches: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 4096)
+    """Runs played at once; at least three sizes for a fit, here and in the following."""
+    widths: tuple[int, ...] = (2, 4, 8, 16, 32)
+    """States in each layer."""
+    layers: tuple[int, ...] = (2, 4, 8, 16, 32)
+    """Layers of states between the first and the last state."""
+    runs: int = 64
+    """Runs played at once while widths or layers grow."""
+    episodes: int = 20
+    """Episodes of a measurement, after as many that are not timed."""
+    repeats: int = 3
+    """Measurements of each size; the intervals of the exponents are 95% over them."""
+    seed: int = 0
+    """Of the CMDPs and of all random numbers."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    name: str = "bench"
+    """Folder of the results inside LOGDIR."""
+    logdir: str = "runs"
+    """Folder of all experiments."""
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """What was measured while one size grew.
+
+    Attributes:
+        sizes: `(n,)`.
+        runs: Runs played at once at each size, `(n,)`.
+        seconds: Per episode of all these runs, `(repeats x n)`.
+    """
+
+    sizes: Tensor
+    runs: Tensor
+    seconds: Tensor
+
+    @property
+    def speed(self) -> Tensor:
+        """Run-episodes per second, the median over repeats, `(n,)`."""
+        return self.runs / self.seconds.median(0).values
+
+    @property
+    def exponent(self) -> tuple[float, float]:
+        """b in seconds = c size^b over the larger half of the sizes, and the half-width of its 95% interval."""
+        mean, half = tc.growth_exponent(self.sizes, self.seconds)
+        return float(mean), float(half)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; returns the exit code."""
+    options = parse(Options, arguments, prog="python -m train bench scale")
+    folder, device = experiment_folder(options.logdir, options.name), check_device(options.device)
+    check_positive(runs=options.runs, episodes=options.episodes, repeats=options.repeats)
+    check_positive(**{name: getattr(options, name) for name in DIRECTIONS})
+    for name in DIRECTIONS:
+        if len(set(getattr(options, name))) < 3:
+            raise tc.InvalidInput(f"--{name} has fewer than three sizes; a fit to the larger half needs at least three.")
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    growths = {name: grow(name, options, device) for name in DIRECTIONS}
+    folder.mkdir(parents=True, exist_ok=True)
+    plotting.save(folder / "scale.png", scale_figure(growths))
+    text = report(growths)
+    (folder / "scale.md").write_text(text + "\n")
+    print(text)
+    print(f"\nWritten to {folder / 'scale.md'}; figure: {folder / 'scale.png'}")
+    return 0
+
+
+def grow(name: str, options: Options, device: torch.device) -> Growth:
+    """Measure one direction, its sizes in increasing order."""
+    sizes = sorted(set(getattr(options, name)))
+    runs = [size if name == "batches" else options.runs for size in sizes]
+    seconds = torch.zeros(options.repeats, len(sizes), dtype=torch.float64)
+    for j, size in enumerate(tqdm(sizes, desc=name, leave=False, disable=not sys.stderr.isatty())):
+        width = size if name == "widths" else INNER_WIDTH
+        inner = size if name == "layers" else INNER_LAYERS
+        seconds[:, j] = measure((1, *[width] * inner, 1), runs[j], options, device)
+    return Growth(torch.tensor(sizes, dtype=torch.float64), torch.tensor(runs, dtype=torch.float64), seconds)
+
+
+def measure(widths: Sequence[int], runs: int, options: Options, device: torch.device) -> Tensor:
+    """Seconds per episode of a batch, `(repeats,)`."""
+    cmdp = tc.random_cmdp(widths, seed=options.seed, feasibility="any", device=device)
+    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=options.seed)
+    learner = tc.WCOPS(cmdp.layout, cmdp.constraints, horizon=20_000, runs=runs, device=device)
+    tracker = tc.Tracker(env)
+    times = []
+    for _ in range(1 + options.repeats):
+        start = _now(device)
+        for _ in range(options.episodes):
+            policy = learner.policy
+            trajectory = env.rollout(policy)
+            tracker.update(policy, trajectory)
+            learner.update(trajectory)
+        times.append((_now(device) - start) / options.episodes)
+    return torch.tensor(times[1:], dtype=torch.float64)
+
+
+def _now(device: torch.device) -> float:
+    """The time when everything asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def report(growths: dict[str, Growth]) -> str:
+    """One table of times and one of exponents."""
+    rows, fits = [], []
+    for name, growth in growths.items():
+        for size, runs, seconds, speed in zip(
+            growth.sizes, growth.runs, growth.seconds.median(0).values, growth.speed, strict=True
+        ):
+            cells = [f"{int(size):,}", f"{int(runs):,}", f"{1e3 * float(seconds):,.2f}", f"{float(speed):,.0f}"]
+            rows.append([DIRECTIONS[name], *cells])
+        fits.append([DIRECTIONS[name], _exponent(growth)])
+    times = table(["what grows", "size", "runs", "ms per episode", "run-episodes per s"], rows)
+    return f"{times}\n\n{table(['what grows', 'cost grows as its power'], fits)}"
+
+
+def _exponent(growth: Growth) -> str:
+    mean, half = growth.exponent
+    return f"{mean:.2f}" if half != half else f"{mean:.2f} +- {half:.2f}"
+
+
+def scale_figure(growths: dict[str, Growth]) -> Figure:
+    """Run-episodes per second against each size, on logarithmic axes, with the fits."""
+    figure = Figure(figsize=(4.2 * len(growths), 3.9), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    first: Axes | None = None
+    for j, (name, growth) in enumerate(growths.items()):
+        axes = figure.add_subplot(1, len(growths), j + 1, sharey=first)
+        first = first or axes
+        _draw(axes, growth, PALETTE[j])
+        axes.set_xlabel(DIRECTIONS[name], fontsize=11, color=INK)
+        axes.set_title(f"cost grows as size$^{{{growth.exponent[0]:.2f}}}$", fontsize=11, color=INK, loc="left")
+        if j == 0:
+            axes.set_ylabel("run-episodes per second", fontsize=11, color=INK)
+    return figure
+
+
+def _draw(axes: Axes, growth: Growth, colour: str) -> None:
+    sizes, speed = growth.sizes.numpy(), growth.speed.numpy()
+    low, high = (growth.runs / seconds for seconds in (growth.seconds.amax(0), growth.seconds.amin(0)))
+    axes.fill_between(sizes, low.numpy(), high.numpy(), color=colour, alpha=0.2, linewidth=0)
+    axes.plot(sizes, speed, "o-", color=colour, linewidth=1.8, markersize=5, zorder=3)
+    half = len(sizes) // 2
+    # the fit of the cost, as a speed, through the middle of the points that it was made for
+    power = growth.runs.log()[half:].numpy() - growth.exponent[0] * growth.sizes.log()[half:].numpy()
+    fit = power - power.mean() + growth.speed.log()[half:].mean().item()
+    axes.plot(
+        sizes[half:], torch.from_numpy(fit).exp().numpy(), color="#777777", linestyle="--", linewidth=1.2, label="fit", zorder=2
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [f"{int(size):,}" for size in sizes])
+    axes.minorticks_off()
+    axes.tick_params(labelsize=9, colors=INK)
+    axes.grid(True, color="#E5E5E5", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(fontsize=9, frameon=False, labelcolor=INK)
