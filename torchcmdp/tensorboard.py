@@ -59,7 +59,7 @@ class RunWriter:
     Nothing is written behind the caller's back: a full disk is met here, and after every point the file holds it.
 
     Args:
-        folder: The run's folder: one TensorBoard sub-run.
+        folder: The run's folder, created if need be: one TensorBoard sub-run.
         anew: The file repeats what an older one holds, which a TensorBoard that is looking on must forget.
     """
 
@@ -131,6 +131,8 @@ class RunWriter:
         """Write what was taken in; the first time in one step, so that a reader sees all of it or nothing."""
         content = self._buffer.getvalue()
         if self._new:
+            with _disk(self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, content)
         elif content:
             append_to_file(self.path, content)

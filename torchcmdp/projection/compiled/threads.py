@@ -16,14 +16,14 @@ from torchcmdp.errors import InvalidInput
 
 
 def _available() -> int:
-    """Threads to use at most: TORCHCMDP_THREADS if set, else the cores this process may run on."""
+    """Threads to use at most: TORCHCMDP_THREADS if set, else the cores this process may run on, shared with torchrun's others."""
     asked = os.environ.get("TORCHCMDP_THREADS", "0")
     if not asked.isdecimal():
         raise InvalidInput(
             f"the environment variable TORCHCMDP_THREADS is {asked!r}; expected a number of threads, or 0 for all cores."
         )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(asked) or cores
+    return int(asked) or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 THREADS = _available()
