@@ -46,7 +46,7 @@ class Options:
 
     horizon: int = 20_000
     """Episodes of a run on the bandits."""
-    layered_horizon: int = 5000
+    layered_horizon: int = 2000
     """Episodes of a run on the layered CMDPs."""
     instances: int = 100
     """Random instances of each size, one run each."""
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     rows = []
-    for size, kind, widths, label in tqdm(list(_cases()), desc="threshold", disable=not sys.stderr.isatty()):
+    for size, kind, widths, label in tqdm(_cases(), desc="threshold", disable=not sys.stderr.isatty()):
         horizon = options.horizon if size == "bandit" else options.layered_horizon
         config = {"horizon": horizon, "instances": options.instances, "delta": options.delta, "seed": options.seed}
         scales = {**(PRACTICAL_SCALES if widths == "practical" else {}), **THRESHOLDS[label]}
@@ -97,10 +97,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _cases() -> Sequence[tuple[str, str, str, str]]:
-    """The premise for every size and width, then what is compared."""
+    """For each size the premise, then what is compared: size, kind of costs, widths, threshold."""
     premise = [("paper", "empirical threshold"), ("practical", "empirical threshold"), ("practical", "tuned threshold")]
-    asleep = [(size, "stochastic", *case) for size in SIZES for case in premise]
-    return asleep + [(size, "adversarial", "practical", label) for size in SIZES for label in THRESHOLDS]
+    cases = [("stochastic", *case) for case in premise] + [("adversarial", "practical", label) for label in THRESHOLDS]
+    return [(size, *case) for size in SIZES for case in cases]
 
 
 def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon: int) -> dict[str, list[float]]:
