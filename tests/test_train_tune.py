@@ -16,7 +16,7 @@ from train.tune_evaluate import PAPER, evaluate, stage
 from train.tune_instances import make_instances
 from train.tune_study import BOX, START
 
-TINY = ["--horizon", "6", "--steps", "2", "--instances", "1", "--repeats", "1", "--held-out", "2", "--front-steps", "1"]
+TINY = ["--horizon", "4", "--steps", "2", "--instances", "1", "--repeats", "1", "--held-out", "2", "--front-steps", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def test_the_study_writes_its_files_and_a_second_call_repeats_them(tmp_path: Pat
     assert {"report.md", "study.json", "sensitivity.png", "front.png", "descent"} <= {file.name for file in folder.iterdir()}
     assert {"checkpoint.pt", "metrics.csv", "config.json"} < {file.name for file in (folder / "descent").iterdir()}
     study = json.loads((folder / "study.json").read_text())
-    assert study["command"].startswith("python -m train tune --horizon 6") and set(study["tuned"]) == set(START)
-    assert study["run_episodes"] == 2 * 5 * 2 * 6 and set(study["front"]) == {"paper", "weight 2", "random search", "weight 0.5"}
+    assert study["command"].startswith("python -m train tune --horizon 4") and set(study["tuned"]) == set(START)
+    assert study["run_episodes"] == 2 * 5 * 2 * 4 and set(study["front"]) == {"paper", "weight 2", "random search", "weight 0.5"}
     for words in ("paper", "tuned", "random search", "adversarial", "stochastic", "+-", "tuned - paper"):
         assert words in out
     assert (folder / "report.md").read_text().strip() in out

@@ -34,7 +34,8 @@ BOX = {
     "width_scale": (1e-3, 1.0),
     "threshold_scale": (1e-5, 1e-2),
 }
-FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)
+FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the sensitivities, around what was tuned
+SENSITIVITY_RUNS = 4  # of each instance at each of these points
 HELD_OUT = 1000  # the first seed of the instances that the study never sees
 
 
@@ -149,7 +150,7 @@ class Work:
         methods = {"paper": PAPER, "tuned": found.scales, "random search": searched["best"]}
         horizons = (o.horizon, 10 * o.horizon)
         judged = {str(T): self.stage(f"held_out_{T}", methods, lambda T=T: self.judge(methods, T)) for T in horizons}
-        sensitivity = self.stage("sensitivity", found.scales, lambda: self.sensitivity(found.scales))
+        sensitivity = self.stage("sensitivity", {**found.scales, "runs": SENSITIVITY_RUNS}, lambda: self.sensitivity(found.scales))
         front = self.front(found.scales, descent, judged[str(o.horizon)])
         plotting.save(self.folder / "sensitivity.png", sensitivity_figure(sensitivity))
         plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
@@ -185,15 +186,14 @@ class Work:
 
     def sensitivity(self, scales: Mapping[str, float]) -> dict[str, dict[str, list[Any]]]:
         """Regret and positive violation an episode around the point, with their slopes in the logarithm, for each scale."""
-        names, n = tuple(scales), self.study.instances
+        names, n = tuple(scales), self.study.instances * SENSITIVITY_RUNS
         point = torch.tensor([scales[name] for name in names], dtype=torch.float64).log()
         moves = [(j, math.log(factor)) for j in range(len(names)) for factor in FACTORS]
         directions = torch.eye(len(names), dtype=torch.float64)[[j for j, _ in moves]]
         points = point + directions * torch.tensor([move for _, move in moves], dtype=torch.float64).unsqueeze(-1)
         spread = [x.repeat_interleave(n, dim=0) for x in (points, directions)]
-        which = torch.arange(n).repeat(len(moves))
-        groups = torch.arange(len(which))
-        options: dict[str, Any] = {"feedback": "mixed", "memory": Descent().memory, "groups": groups}
+        which = torch.arange(n).repeat(len(moves)) % self.study.instances
+        options: dict[str, Any] = {"feedback": "mixed", "memory": Descent().memory}
         found = forward_derivative(self.study, names, *spread, which, self.options.seed, **options)
         values = (found.played.parts / self.study.horizon).view(len(moves), n, 2).mean(1)
         slopes = (found.pathwise / self.study.horizon).clamp(-1, 1).view(len(moves), n, 2).mean(1)
