@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -114,3 +115,16 @@ def test_a_mistake_gets_one_sentence_and_code_2(arguments, words, capsys, tmp_pa
     assert main(["tune", *arguments]) == 2
     captured = capsys.readouterr()
     assert words in captured.err and captured.out == "" and list(tmp_path.iterdir()) == []
+
+
+def test_half_a_run_is_not_kept(tmp_path: Path, monkeypatch) -> None:
+    """A run that Ctrl-C ended in good order returns a result, which must not become a stage."""
+    whole = tc.run
+
+    def interrupted(*arguments, **options):
+        return dataclasses.replace(whole(*arguments, **options), completed=False)
+
+    monkeypatch.setattr("train.tune_threshold.tc.run", interrupted)
+    small = ["--horizon", "2", "--layered-horizon", "2", "--instances", "2"]
+    assert main(["tune", "threshold", *small, "--logdir", str(tmp_path)]) == 130
+    assert not list(tmp_path.glob("*/stages/*"))

@@ -110,6 +110,8 @@ def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon
     cmdp = env.cmdp
     learner = tc.WCOPS.scaled(cmdp.layout, cmdp.constraints, horizon, options.delta, env.runs, **scales)
     result = tc.run(learner, env, horizon, progress=False)
+    if not result.completed:  # Ctrl-C ends a run in good order, but half a run must not be kept
+        raise KeyboardInterrupt
     return {
         "awake": result.diagnostics["Learner/gamma_active"].tolist(),
         "regret": result.regret[:, -1].tolist(),
