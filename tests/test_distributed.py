@@ -13,6 +13,7 @@ from split_worker import KINDS, MAIN_JOB, RUNS, play
 from test_resume import curves, equal
 from test_run import assert_same
 
+import torchcmdp as tc
 from torchcmdp.distributed import Crew, local_device, process_rank
 from torchcmdp.errors import InvalidInput
 from torchcmdp.run import run_split
@@ -115,7 +116,6 @@ def test_shares_are_consecutive_and_differ_by_one_at_most(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_divided_and_joined_is_the_same(tmp_path, monkeypatch, kind):
-    """Also where runs, layers and constraints are equal in number, so that shapes alone would not tell the axes apart."""
     play(kind, tmp_path, at=10)
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     monkeypatch.setattr("torchcmdp.distributed.under_torchrun", lambda: True)
@@ -125,6 +125,17 @@ def test_a_state_divided_and_joined_is_the_same(tmp_path, monkeypatch, kind):
     assert equal(crew.join(parts), state)
     assert [part["learner"]["visits"].shape[0] for part in parts] == [3, 2]
     assert [part["tracker"]["points"].shape[1] for part in parts] == [3, 2]
+
+
+def test_an_occupancy_does_not_depend_on_its_place_in_the_batch():
+    for widths in ((1, 2, 3, 1), (1, 3, 7, 2, 1), (1, 20, 20, 1)):
+        cmdp = tc.random_cmdp(widths, 3, 1, seed=0)
+        weights = torch.rand(13, *cmdp.layout.pair_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        policy = weights / weights.sum(-1, keepdim=True) * cmdp.layout.pair_mask()
+        whole = tc.pair_occupancy_of(policy, cmdp.transitions)
+        for start in range(13):
+            assert torch.equal(tc.pair_occupancy_of(policy[start:], cmdp.transitions), whole[start:])
+            assert torch.equal(tc.pair_occupancy_of(policy[start : start + 1], cmdp.transitions), whole[start : start + 1])
 
 
 def test_make_must_give_the_runs_it_is_asked_for():
