@@ -22,7 +22,7 @@ from torchcmdp.planning import alpha_of, rho, safe_optimum, safest_policy, slate
 from torchcmdp.plotting import plot_curves
 from torchcmdp.processes import Bernoulli, Cyclic, Fixed, OGDAdversary, Process, Recorder, Replay, Switching, safe_caps
 from torchcmdp.projection import ProjectionResult, SafeSet, project
-from torchcmdp.run import RunResult, run
+from torchcmdp.run import RunResult, run, run_split
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
 
@@ -87,6 +87,7 @@ __all__ = [
     "mean_and_interval",
     "plot_curves",
     "run",
+    "run_split",
     # Inside other people's code
     "adapters",
     "nn",
