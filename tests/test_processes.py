@@ -95,7 +95,7 @@ def adversary(base: Tensor, **changed: object) -> OGDAdversary:
         (lambda: adversary(ONE, sign=0), "sign is 0"),
         (lambda: adversary(ONE, step=-1), "step is -1"),
         (lambda: adversary(ONE, step=float("nan")), "step is nan"),
-        (lambda: adversary(ONE, schedule="sqrt"), "schedule is 'sqrt'; it must be one of 'sqrt_t', 'sqrt_T'"),
+        (lambda: adversary(ONE, schedule="sqrt"), "schedule is 'sqrt'; did you mean 'sqrt_t'"),
         (lambda: adversary(ONE, schedule="sqrt_T"), "'sqrt_T' needs a horizon"),
         (lambda: adversary(ONE, horizon=5), "'sqrt_t' none"),
         (lambda: adversary(ONE, low=1), "low is 1"),

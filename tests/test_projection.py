@@ -249,8 +249,8 @@ def test_bad_arguments_get_a_sentence() -> None:
         ((loss[:1], q, safe_set, 1.0), {}, "loss has shape"),
         ((loss, q[:1], safe_set, 1.0), {}, "reference has shape"),
         ((loss, None, safe_set, 1.0), {}, "either reference or log_reference"),
-        ((loss, q, safe_set, 1.0), {"method": "newtn"}, 'did you mean "newton"'),
-        ((loss, q, safe_set, 1.0), {"backend": "gpu"}, "expected one of auto, compiled, torch"),
+        ((loss, q, safe_set, 1.0), {"method": "newtn"}, "did you mean 'newton'"),
+        ((loss, q, safe_set, 1.0), {"backend": "gpu"}, "must be one of 'auto', 'compiled', 'torch'"),
         ((loss, q, safe_set, 1.0), {"cap": 0.0}, "cap is 0.0"),
     ]:
         with pytest.raises(InvalidInput, match=sentence):

@@ -149,7 +149,7 @@ def one_sentence(capsys) -> str:
         (["--widths", "1", "a", "1"], "--widths got '1 a 1'; expected whole numbers separated by spaces."),
         (["--episodes", "-5"], "--episodes is -5; it must be greater than zero."),
         (["--runs", "0"], "--runs is 0; it must be greater than zero."),
-        (["--eta", "nan"], "--eta is nan; it must be greater than zero."),
+        (["--eta", "nan"], "--eta is nan; it must be a finite number."),
         (["--projection", "foo"], "--projection got 'foo'; expected one of newton, cvxpy."),
         (["--device", "cdua"], "--device cdua cannot be used here"),
         (["--device", "meta"], "--device meta holds no numbers"),

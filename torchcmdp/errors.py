@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class TorchCMDPError(Exception):
     """Base of everything this package raises on purpose."""
@@ -13,3 +16,12 @@ class InvalidInput(TorchCMDPError, ValueError):
 
 class RunFolderError(TorchCMDPError, RuntimeError):
     """A run folder cannot be used: foreign, damaged, or made with other settings."""
+
+
+def choice(name: str, value: str, options: Sequence[str]) -> str:
+    """One of the names in `options`, or one sentence that suggests the nearest."""
+    if value in options:
+        return value
+    near = difflib.get_close_matches(str(value), options, n=1)
+    hint = f"did you mean {near[0]!r}" if near else "choose another"
+    raise InvalidInput(f"{name} is {value!r}; {hint}? It must be one of {', '.join(map(repr, options))}.")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.layout import Layout
 from torchcmdp.planning import slater_gap
 
@@ -41,8 +41,7 @@ def random_cmdp(
         dtype, device: Of the result; the numbers drawn do not depend on them.
     """
     layout = Layout(widths, actions)
-    if feasibility not in FEASIBILITIES:
-        raise InvalidInput(f"feasibility is {feasibility!r}; it must be one of {', '.join(FEASIBILITIES)}.")
+    choice("feasibility", feasibility, FEASIBILITIES)
     if constraints < 0:
         raise InvalidInput(f"constraints is {constraints}; it must be zero or more.")
     if feasibility in ("binding", "tight") and constraints == 0:

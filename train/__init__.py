@@ -8,6 +8,7 @@ import difflib
 import inspect
 import io
 import math
+import os
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,18 +48,34 @@ def parse(options: type[Options], arguments: Sequence[str], *, prog: str) -> Opt
         _complain(options, arguments, complaint.getvalue(), prog)
     if unknown:
         _complain_unknown(options, unknown[0], prog)
+    _check_numbers(found)
     return found
 
 
+def _check_numbers(found: Any) -> None:
+    """What holds for the options of every command: numbers are finite, a seed is one, and so is a failure probability."""
+    for field in _fields(type(found)):
+        value = getattr(found, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise InvalidInput(f"{_option(field.name)} is {number}; it must be a finite number.")
+    seed = getattr(found, "seed", 0)
+    if not 0 <= seed < 2**32:
+        raise InvalidInput(f"--seed is {seed}; it must be a whole number with 0 <= seed < 2**32.")
+    delta = getattr(found, "delta", 0.5)
+    if not 0 < delta < 1:
+        raise InvalidInput(f"--delta is {delta}; it must lie strictly between 0 and 1.")
+
+
 def check_positive(**values: float | Sequence[float] | None) -> None:
-    """Refuse numbers, alone or in a sequence, that are not above zero or not finite; the keyword is the option's name."""
+    """Refuse numbers, alone or in a sequence, that are not above zero; the keyword is the option's name."""
     for name, value in _numbers(values):
         if not value > 0:
             raise InvalidInput(f"{_option(name)} is {value:g}; it must be greater than zero.")
 
 
 def check_not_negative(**values: float | Sequence[float] | None) -> None:
-    """Refuse numbers, alone or in a sequence, that are below zero or not finite; the keyword is the option's name."""
+    """Refuse numbers, alone or in a sequence, that are below zero; the keyword is the option's name."""
     for name, value in _numbers(values):
         if not value >= 0:
             raise InvalidInput(f"{_option(name)} is {value:g}; it must not be negative.")
@@ -68,8 +85,6 @@ def _numbers(values: Mapping[str, float | Sequence[float] | None]) -> Iterator[t
     """Each number with its option's name."""
     for name, value in values.items():
         for number in value if isinstance(value, Sequence) else () if value is None else (value,):
-            if number == math.inf:
-                raise InvalidInput(f"{_option(name)} is inf; it must be a finite number.")
             yield name, number
 
 
@@ -89,7 +104,11 @@ def experiment_folder(logdir: str, name: str) -> Path:
     """<logdir>/<name>, where the name is one plain folder."""
     if not name or name in (".", "..") or re.search(r"[/\\\0]", name):
         raise InvalidInput(f"--name {name!r} must be one plain folder name inside {logdir}, without slashes.")
-    return Path(logdir) / name
+    folder = Path(logdir) / name
+    ancestor = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
+        raise InvalidInput(f"{folder} cannot be written to, because {ancestor} is not a folder in which you may write.")
+    return folder
 
 
 def _complain_unknown(options: type, token: str, prog: str) -> NoReturn:

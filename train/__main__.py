@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -40,9 +41,15 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("Interrupted; the same command continues from the last checkpoint.", file=sys.stderr)
         return 130
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not re.search("out of memory|allocate memory", str(error)):
+            raise
+        return _refuse("there is not enough memory for this; try fewer runs, smaller widths, or --device.")
     except BrokenPipeError:  # the reader of our output, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a full disk, a folder without permission
+        return _refuse(f"{error.filename or 'the output'} cannot be used: {error.strerror or error}.")
 
 
 def _refuse(sentence: str) -> int:

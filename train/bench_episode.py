@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 import torchcmdp as tc
-from train import check_positive, experiment_folder, parse
+from train import check_not_negative, check_positive, experiment_folder, parse
 from train.bench import table
 
 PARTS = ("policy", "rollout", "upper occupancy", "counts and costs", "safe set", "projection", "metrics")
@@ -91,6 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Options, arguments, prog="python -m train bench episode")
     folder = experiment_folder(options.logdir, options.name)
     check_positive(episodes=options.episodes, batches=min(options.batches, default=0))
+    check_not_negative(cvxpy_episodes=options.cvxpy_episodes)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     rows = []

@@ -18,7 +18,7 @@ from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.learners import LEARNERS, Learner
 from torchcmdp.metrics import mean_and_interval
 from torchcmdp.run import run_split
-from train import DTYPES, check_device, check_positive, experiment_folder, parse
+from train import DTYPES, check_device, check_not_negative, check_positive, experiment_folder, parse
 
 SETTINGS = ("eta", "gamma", "bonus_scale", "width_scale", "threshold_scale", "cap_scale", "confidence", "projection")
 
@@ -233,6 +233,7 @@ def _check(options: Options) -> Path:
     """What no part of the library would refuse in the words of the command line; returns the experiment's folder."""
     check_positive(episodes=options.episodes, runs=options.runs, actions=options.actions, log_every=options.log_every)
     check_positive(checkpoint_episodes=options.checkpoint_episodes)
+    check_not_negative(checkpoint_every=options.checkpoint_every)
     check_positive(eta=options.eta, gamma=options.gamma)
     check_positive(steps=options.steps, budget=options.budget)
     _check_combination(options)

@@ -114,7 +114,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(options: Options) -> Path:
     names = ("horizon", "steps", "instances", "repeats", "held_out", "front_steps", "weight", "actions", "constraints")
-    check_positive(**{name: getattr(options, name) for name in names})
+    check_positive(front=options.front, **{name: getattr(options, name) for name in names})
+    tc.Layout(options.widths, options.actions)  # which says what is wrong with them before anything is written
     if options.held_out < 2:
         raise tc.InvalidInput("--held-out is 1; an interval over instances needs at least 2.")
     if options.seed + options.instances > HELD_OUT:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.layout import Layout
 from torchcmdp.trajectory import Trajectory
+
+__all__ = ["Learner", "check_delta", "choice", "per_run", "whole_number"]
 
 
 class Learner(nn.Module, ABC):
@@ -155,15 +155,6 @@ def check_delta(delta: float) -> None:
     """Refuse a failure probability that is none."""
     if not 0 < delta < 1:
         raise InvalidInput(f"delta is {delta}; it must lie strictly between 0 and 1.")
-
-
-def choice(name: str, value: str, options: Sequence[str]) -> str:
-    """One of the names in `options`, or one sentence that suggests the nearest."""
-    if value in options:
-        return value
-    near = difflib.get_close_matches(str(value), options, n=1)
-    hint = f"did you mean {near[0]!r}" if near else "choose another"
-    raise InvalidInput(f"{name} is {value!r}; {hint}? It must be one of {', '.join(map(repr, options))}.")
 
 
 def per_run(name: str, value: Tensor | float, runs: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.layout import Layout
 from torchcmdp.optimistic import torch_simplex
 from torchcmdp.optimistic.compiled import solve_range
@@ -39,8 +39,7 @@ def optimistic_optimum(
     """
     layout = safe_set.layout
     layout.check_shape("rewards", rewards, kind="pair")
-    if backend not in BACKENDS:
-        raise InvalidInput(f"backend is {backend!r}; it must be one of {', '.join(map(repr, BACKENDS))}.")
+    choice("backend", backend, BACKENDS)
     if backend == "compiled" and rewards.device.type != "cpu":
         raise InvalidInput(f'backend is "compiled", which needs CPU tensors, but the input is on {rewards.device}.')
     batch = torch.broadcast_shapes(rewards.shape[:-3], safe_set.batch_shape)

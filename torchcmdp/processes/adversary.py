@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.planning import safest_policy
 from torchcmdp.processes.base import Process, check_keys, check_mean, fingerprint
 
@@ -126,8 +126,7 @@ def _check_arguments(sign: int, step: float, schedule: str, horizon: int | None,
         raise InvalidInput(f"sign is {sign}; it must be -1, against the policy that is played, or +1, along with it.")
     if not 0 <= step < float("inf"):
         raise InvalidInput(f"step is {step}; it must be a finite number that is not negative.")
-    if schedule not in SCHEDULES:
-        raise InvalidInput(f"schedule is {schedule!r}; it must be one of {', '.join(map(repr, SCHEDULES))}.")
+    choice("schedule", schedule, SCHEDULES)
     if (schedule == "sqrt_T") != (horizon is not None) or (horizon is not None and horizon < 1):
         raise InvalidInput(
             f"horizon is {horizon} with schedule {schedule!r}; 'sqrt_T' needs a horizon of at least one episode, 'sqrt_t' none."

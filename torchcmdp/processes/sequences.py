@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.processes.base import (
     Process,
     bernoulli_feedback,
@@ -20,15 +20,15 @@ from torchcmdp.processes.base import (
     fingerprint,
 )
 
-NOISES = (None, "bernoulli")
+NOISES = ("bernoulli",)
 
 
 class _Blocks(Process):
     """Means of which one is in force at a time, with or without Bernoulli noise; a subclass says which."""
 
     def __init__(self, blocks: Sequence[Tensor], noise: str | None, low: float) -> None:
-        if noise not in NOISES:
-            raise InvalidInput(f"noise is {noise!r}; it must be None or 'bernoulli'.")
+        if noise is not None:
+            choice("noise", noise, NOISES)
         name = type(self).__name__
         self.noise, self.low, self.episode = noise, check_low(low), 0
         self._blocks = [check_mean(name, block, self.low if noise else -1.0) for block in blocks]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.projection.newton import BACKENDS, NewtonOptions, solve_newton
 from torchcmdp.projection.problem import (
     DEFAULT_CAP,
@@ -70,6 +69,7 @@ def project(
         tolerance, max_iterations, backend, fixed_iterations: Newton only, see `NewtonOptions`.
         solver, solver_args: cvxpy only, see `cvxpy_layer.solve_cvxpy`.
     """
+    choice("method", method, METHODS)
     layout = safe_set.layout
     layout.check_shape("loss", loss, kind="pair")
     if (reference is None) == (log_reference is None):
@@ -87,14 +87,9 @@ def project(
     step = eta[..., None, None, None] if isinstance(eta, Tensor) else eta
     log_target = torch.clamp_min(log_reference, LOG_FLOOR) - (step * loss).unsqueeze(-1)
     if method == "newton":
-        if backend not in BACKENDS:
-            raise InvalidInput(f'backend is "{backend}"; expected one of {", ".join(BACKENDS)}.')
+        choice("backend", backend, BACKENDS)
         options = NewtonOptions(float(cap), float(tolerance), int(max_iterations), backend, fixed_iterations)
         return solve_newton(log_target, safe_set, options)
-    if method == "cvxpy":
-        from torchcmdp.projection.cvxpy_layer import solve_cvxpy  # cvxpy takes seconds to import: only those who use it wait
+    from torchcmdp.projection.cvxpy_layer import solve_cvxpy  # cvxpy takes seconds to import: only those who use it wait
 
-        return solve_cvxpy(log_target, safe_set, cap=cap, solver=solver, solver_args=solver_args)
-    close = get_close_matches(str(method), METHODS, n=1)
-    hint = f'; did you mean "{close[0]}"?' if close else f"; expected one of {', '.join(METHODS)}."
-    raise InvalidInput(f'method is "{method}"{hint}')
+    return solve_cvxpy(log_target, safe_set, cap=cap, solver=solver, solver_args=solver_args)

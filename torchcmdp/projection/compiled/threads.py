@@ -15,7 +15,8 @@ from functools import lru_cache
 from torchcmdp.errors import InvalidInput
 
 
-def _available() -> int:
+@lru_cache(maxsize=1)
+def available() -> int:
     """Threads to use at most: TORCHCMDP_THREADS if set, else the cores this process may run on, shared with torchrun's others."""
     asked = os.environ.get("TORCHCMDP_THREADS", "0")
     if not asked.isdecimal():
@@ -25,8 +26,6 @@ def _available() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(asked) or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
-
-THREADS = _available()
 
 # Transitions that make it worth waking another thread: about a fifth of a millisecond of work.
 WORTH_A_THREAD = 500
@@ -39,13 +38,13 @@ def _pool(threads: int, pid: int) -> ThreadPoolExecutor:
 
 
 def over_batch(kernel: Callable[..., None], batch: int, transitions: int, *arguments: object) -> None:
-    """Call kernel(start, stop, *arguments) so that the ranges cover 0..batch, on at most THREADS threads.
+    """Call kernel(start, stop, *arguments) so that the ranges cover 0..batch, on at most `available()` threads.
 
     Args:
         batch: Number of instances.
         transitions: Number of transitions of one instance: the unit in which work is estimated.
     """
-    threads = min(THREADS, batch, batch * transitions // WORTH_A_THREAD)
+    threads = min(available(), batch, batch * transitions // WORTH_A_THREAD)
     if threads < 2:
         kernel(0, batch, *arguments)
         return
@@ -58,7 +57,7 @@ def over_batch(kernel: Callable[..., None], batch: int, transitions: int, *argum
                 return
             kernel(start, min(start + piece, batch), *arguments)
 
-    pool = _pool(THREADS, os.getpid())
+    pool = _pool(available(), os.getpid())
     helpers = [pool.submit(work) for _ in range(threads - 1)]
     work()
     for helper in helpers:

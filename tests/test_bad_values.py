@@ -1,0 +1,459 @@
+"""Every public name and every command-line option is fed bad values: each gets one sentence, and the command line exit code 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchcmdp as tc
+from train import _option
+from train.__main__ import COMMANDS, main
+from train.bench import BENCHMARKS
+from train.tune import STUDIES
+
+ROOT = Path(__file__).parents[1]
+NAN, INF = float("nan"), float("inf")
+
+CMDP = tc.random_cmdp((1, 2, 1), actions=2, constraints=1, seed=0)
+LAYOUT, REWARDS, COSTS, P = CMDP.layout, CMDP.rewards, CMDP.costs, CMDP.transitions
+POLICY = tc.uniform_policy(LAYOUT)
+OCCUPANCY = tc.uniform_occupancy(LAYOUT)
+SAFE_SET = tc.SafeSet(LAYOUT, torch.zeros_like(P), torch.ones_like(P) * LAYOUT.transition_mask(), COSTS)
+CURVE = (torch.arange(1, 4), torch.ones(2, 3))
+
+
+def env(**options: Any) -> tc.Simulator:
+    return tc.Simulator(CMDP, tc.Bernoulli(REWARDS), tc.Bernoulli(COSTS, low=-1), **options)
+
+
+def spoiled(tensor: Tensor, value: float) -> Tensor:
+    """The tensor with one entry replaced."""
+    other = tensor.clone()
+    other[(0,) * tensor.dim()] = value
+    return other
+
+
+def learner_cases(name: str) -> dict[str, Callable[[], Any]]:
+    """What every learner is made with."""
+    cls = getattr(tc, name)
+    return {
+        f"{name} layout": lambda: cls((1, 2, 1), 1, 10),
+        f"{name} constraints": lambda: cls(LAYOUT, -1, 10),
+        f"{name} fraction": lambda: cls(LAYOUT, 0.5, 10),
+        f"{name} horizon": lambda: cls(LAYOUT, 1, 0),
+        f"{name} horizon nan": lambda: cls(LAYOUT, 1, NAN),
+        f"{name} delta": lambda: cls(LAYOUT, 1, 10, delta=1.0),
+        f"{name} delta nan": lambda: cls(LAYOUT, 1, 10, delta=NAN),
+        f"{name} runs": lambda: cls(LAYOUT, 1, 10, runs=0),
+        f"{name} dtype": lambda: cls(LAYOUT, 1, 10, dtype=torch.int64),
+    }
+
+
+# By public name: what is wrong, and a call that must be refused.
+CASES: dict[str, dict[str, Callable[[], Any]]] = {
+    "Layout": {
+        "empty": lambda: tc.Layout((), 2),
+        "wide start": lambda: tc.Layout((2, 1), 2),
+        "zero width": lambda: tc.Layout((1, 0, 1), 2),
+        "fraction": lambda: tc.Layout((1, 1.5, 1), 2),
+        "no actions": lambda: tc.Layout((1, 1), 0),
+    },
+    "LayeredCMDP": {
+        "shape": lambda: tc.LayeredCMDP(LAYOUT, P[..., :1], REWARDS, COSTS),
+        "nan": lambda: tc.LayeredCMDP(LAYOUT, P, spoiled(REWARDS, NAN), COSTS),
+        "range": lambda: tc.LayeredCMDP(LAYOUT, P, spoiled(REWARDS, 1.5), COSTS),
+        "costs": lambda: tc.LayeredCMDP(LAYOUT, P, REWARDS, spoiled(COSTS, -1.5)),
+        "rows": lambda: tc.LayeredCMDP(LAYOUT, spoiled(P, 0.99), REWARDS, COSTS),
+        "no constraint axis": lambda: tc.LayeredCMDP(LAYOUT, P, REWARDS, COSTS[0]),
+        "device": lambda: tc.LayeredCMDP(LAYOUT, P, REWARDS.to("meta"), COSTS),
+        "dtype": lambda: tc.LayeredCMDP(LAYOUT, P, REWARDS.float(), COSTS),
+        "list": lambda: tc.LayeredCMDP(LAYOUT, P, REWARDS.tolist(), COSTS),
+        "index": lambda: CMDP[0],
+    },
+    "random_cmdp": {
+        "widths": lambda: tc.random_cmdp((3, 1)),
+        "actions": lambda: tc.random_cmdp(actions=0),
+        "constraints": lambda: tc.random_cmdp(constraints=-1),
+        "feasibility": lambda: tc.random_cmdp(feasibility="feasable"),
+        "impossible": lambda: tc.random_cmdp((1, 1), 1, 1, feasibility="strict", margin=2.0),
+        "tight": lambda: tc.random_cmdp(constraints=0, feasibility="tight"),
+    },
+    "single_state_cmdp": {
+        "empty": lambda: tc.single_state_cmdp([]),
+        "costs": lambda: tc.single_state_cmdp([0.5, 0.5], [[0.1]]),
+        "flat costs": lambda: tc.single_state_cmdp([0.5], [0.1]),
+        "nan": lambda: tc.single_state_cmdp([NAN]),
+    },
+    "stack_cmdps": {
+        "empty": lambda: tc.stack_cmdps([]),
+        "layouts": lambda: tc.stack_cmdps([CMDP, tc.random_cmdp((1, 1), 2, 1, feasibility="any")]),
+    },
+    "unroll": {
+        "horizon": lambda: tc.unroll(torch.ones(1, 1, 1), torch.ones(1, 1), torch.ones(1, 1, 1), horizon=0),
+        "shape": lambda: tc.unroll(torch.ones(1, 1, 2), torch.ones(1, 1), torch.ones(1, 1, 1), horizon=1),
+        "start": lambda: tc.unroll(torch.ones(1, 1, 1), torch.ones(1, 1), torch.ones(1, 1, 1), horizon=1, start=1),
+        "nan": lambda: tc.unroll(torch.full((1, 1, 1), NAN), torch.ones(1, 1), torch.ones(1, 1, 1), horizon=2),
+    },
+    "SafeSet": {
+        "lower": lambda: tc.SafeSet(LAYOUT, P[..., :1], P, COSTS),
+        "costs": lambda: tc.SafeSet(LAYOUT, P, P, COSTS[..., :1]),
+        "no constraint axis": lambda: tc.SafeSet(LAYOUT, P, P, COSTS[0]),
+    },
+    "project": {
+        "loss": lambda: tc.project(REWARDS[..., :1], OCCUPANCY, SAFE_SET, 0.1),
+        "reference": lambda: tc.project(REWARDS, OCCUPANCY[..., :1], SAFE_SET, 0.1),
+        "neither": lambda: tc.project(REWARDS, None, SAFE_SET, 0.1),
+        "both": lambda: tc.project(REWARDS, OCCUPANCY, SAFE_SET, 0.1, log_reference=OCCUPANCY),
+        "nan": lambda: tc.project(spoiled(REWARDS, NAN), OCCUPANCY, SAFE_SET, 0.1),
+        "eta nan": lambda: tc.project(REWARDS, OCCUPANCY, SAFE_SET, NAN),
+        "negative reference": lambda: tc.project(REWARDS, spoiled(OCCUPANCY, -0.1), SAFE_SET, 0.1),
+        "method": lambda: tc.project(REWARDS, OCCUPANCY, SAFE_SET, 0.1, method="newtn"),
+        "backend": lambda: tc.project(REWARDS, OCCUPANCY, SAFE_SET, 0.1, backend="tosch"),
+        "cap": lambda: tc.project(REWARDS, OCCUPANCY, SAFE_SET, 0.1, cap=-1.0),
+        "intervals": lambda: tc.project(REWARDS, OCCUPANCY, tc.SafeSet(LAYOUT, 2 * P, P, COSTS), 0.1),
+    },
+    "optimistic_optimum": {
+        "rewards": lambda: tc.optimistic_optimum(REWARDS[..., :1], SAFE_SET),
+        "nan": lambda: tc.optimistic_optimum(spoiled(REWARDS, NAN), SAFE_SET),
+        "backend": lambda: tc.optimistic_optimum(REWARDS, SAFE_SET, backend="torhc"),
+        "intervals": lambda: tc.optimistic_optimum(REWARDS, tc.SafeSet(LAYOUT, 2 * P, P, COSTS)),
+    },
+    "safe_optimum": {
+        "rewards": lambda: tc.safe_optimum(CMDP, REWARDS[..., :1]),
+        "costs": lambda: tc.safe_optimum(CMDP, costs=COSTS[0]),
+        "batch": lambda: tc.safe_optimum(CMDP, REWARDS.expand(3, *REWARDS.shape)),
+        "nan": lambda: tc.safe_optimum(CMDP, spoiled(REWARDS, NAN)),
+    },
+    "unconstrained_optimum": {"rewards": lambda: tc.unconstrained_optimum(CMDP, REWARDS[..., :1])},
+    "slater_gap": {"costs": lambda: tc.slater_gap(CMDP, COSTS[0])},
+    "rho": {"costs": lambda: tc.rho(CMDP, COSTS[0])},
+    "safest_policy": {"costs": lambda: tc.safest_policy(CMDP, COSTS[0])},
+    "safe_caps": {"rho0": lambda: tc.safe_caps(CMDP, 2.0), "nan": lambda: tc.safe_caps(CMDP, NAN)},
+    "Bernoulli": {
+        "low": lambda: tc.Bernoulli(REWARDS, low=0.5),
+        "range": lambda: tc.Bernoulli(COSTS),
+        "nan": lambda: tc.Bernoulli(spoiled(REWARDS, NAN)),
+        "list": lambda: tc.Bernoulli(REWARDS.tolist()),
+        "axes": lambda: tc.Bernoulli(REWARDS[0, 0]),
+    },
+    "Fixed": {"range": lambda: tc.Fixed(2 * torch.ones_like(REWARDS)), "nan": lambda: tc.Fixed(spoiled(REWARDS, NAN))},
+    "Switching": {
+        "blocks": lambda: tc.Switching([], at=[]),
+        "at": lambda: tc.Switching([REWARDS, REWARDS], at=[]),
+        "order": lambda: tc.Switching([REWARDS] * 3, at=[5, 5]),
+        "unlike": lambda: tc.Switching([REWARDS, REWARDS.float()], at=[1]),
+        "noise": lambda: tc.Switching([REWARDS], at=[], noise="bernouli"),
+        "low": lambda: tc.Switching([REWARDS], at=[], low=NAN),
+    },
+    "Cyclic": {"length": lambda: tc.Cyclic([REWARDS], 0), "blocks": lambda: tc.Cyclic([], 1)},
+    "OGDAdversary": {
+        "sign": lambda: tc.OGDAdversary(REWARDS, sign=0, step=0.1),
+        "step": lambda: tc.OGDAdversary(REWARDS, sign=1, step=-0.1),
+        "step nan": lambda: tc.OGDAdversary(REWARDS, sign=1, step=NAN),
+        "schedule": lambda: tc.OGDAdversary(REWARDS, sign=1, step=0.1, schedule="sqrt"),
+        "horizon": lambda: tc.OGDAdversary(REWARDS, sign=1, step=0.1, schedule="sqrt_T"),
+        "low": lambda: tc.OGDAdversary(REWARDS, sign=1, step=0.1, low=2.0),
+        "base": lambda: tc.OGDAdversary(COSTS, sign=1, step=0.1),
+        "high": lambda: tc.OGDAdversary(REWARDS, sign=1, step=0.1, high=torch.ones(7)),
+    },
+    "Recorder": {"episodes": lambda: tc.Recorder(tc.Fixed(REWARDS), 0)},
+    "Replay": {"empty": lambda: tc.Replay(REWARDS[None][:0]), "nan": lambda: tc.Replay(spoiled(REWARDS[None], NAN))},
+    "Simulator": {
+        "costs missing": lambda: tc.Simulator(CMDP, tc.Bernoulli(REWARDS)),
+        "runs": lambda: env(runs=0),
+        "seed": lambda: env(seed=-1),
+        "large seed": lambda: env(seed=2**32),
+        "first_run": lambda: env(first_run=-1),
+        "distinct_runs": lambda: env(distinct_runs=0),
+        "batch": lambda: tc.Simulator(tc.stack_cmdps([CMDP] * 3), tc.Bernoulli(REWARDS), tc.Bernoulli(COSTS, low=-1), runs=2),
+        "rewards": lambda: tc.Simulator(CMDP, tc.Bernoulli(REWARDS[..., :1]), tc.Bernoulli(COSTS, low=-1)),
+        "device": lambda: tc.Simulator(CMDP, tc.Bernoulli(REWARDS.to("meta")), tc.Bernoulli(COSTS, low=-1)),
+        "policy shape": lambda: env().rollout(POLICY[..., :1]),
+        "policy nan": lambda: env().rollout(spoiled(POLICY, NAN)),
+        "policy negative": lambda: env().rollout(spoiled(POLICY, -0.5)),
+        "policy infinite": lambda: env().rollout(spoiled(POLICY, INF)),
+        "state": lambda: env().load_state_dict({"episode": 1}),
+    },
+    "Tracker": {
+        "order": lambda: [tracker := tc.Tracker(env()), tracker.record(2), tracker.record(2)],
+        "state": lambda: tc.Tracker(env()).load_state_dict({}),
+    },
+    "WCOPS": {
+        **learner_cases("WCOPS"),
+        "eta": lambda: tc.WCOPS(LAYOUT, 1, 10, eta=-0.1),
+        "gamma nan": lambda: tc.WCOPS(LAYOUT, 1, 10, gamma=NAN),
+        "scale": lambda: tc.WCOPS(LAYOUT, 1, 10, bonus_scale=INF),
+        "a value a run": lambda: tc.WCOPS(LAYOUT, 1, 10, runs=3, width_scale=torch.ones(2)),
+        "projection": lambda: tc.WCOPS(LAYOUT, 1, 10, projection="neuton"),
+        "confidence": lambda: tc.WCOPS(LAYOUT, 1, 10, confidence="bernstien"),
+        "violation_threshold": lambda: tc.WCOPS(LAYOUT, 1, 10, violation_threshold="papr"),
+        "projection_options": lambda: tc.WCOPS(LAYOUT, 1, 10, projection_options={"tolerence": 1.0}),
+        "trajectory": lambda: tc.WCOPS(LAYOUT, 1, 10, runs=2).update(env().rollout(POLICY)),
+    },
+    "UOBREPS": {**learner_cases("UOBREPS"), "eta": lambda: tc.UOBREPS(LAYOUT, 1, 10, eta=-0.1)},
+    "OptCMDP": {
+        **learner_cases("OptCMDP"),
+        "bonus_scale": lambda: tc.OptCMDP(LAYOUT, 1, 10, bonus_scale=-1.0),
+        "program_options": lambda: tc.OptCMDP(LAYOUT, 1, 10, program_options={"bakend": "torch"}),
+    },
+    "Greedy": learner_cases("Greedy"),
+    "OptPrimalDual": {**learner_cases("OptPrimalDual"), "dual_step": lambda: tc.OptPrimalDual(LAYOUT, 1, 10, dual_step=NAN)},
+    "PDBPS": {**learner_cases("PDBPS"), "eta": lambda: tc.PDBPS(LAYOUT, 1, 10, eta=-1.0)},
+    "run": {
+        "learner": lambda: tc.run(object(), env(), 5),
+        "episodes": lambda: tc.run(tc.WCOPS(LAYOUT, 1, 10), env(), 0),
+        "log_every": lambda: tc.run(tc.WCOPS(LAYOUT, 1, 10), env(), 5, log_every=0),
+        "runs": lambda: tc.run(tc.WCOPS(LAYOUT, 1, 10, runs=3), env(runs=2), 5, progress=False),
+        "logdir": lambda: tc.run(tc.WCOPS(LAYOUT, 1, 10), env(), 5, logdir=__file__),
+    },
+    "nn": {
+        "constraints": lambda: tc.nn.SafeOccupancy(LAYOUT, -1),
+        "projection": lambda: tc.nn.SafeOccupancy(LAYOUT, 1, projection="neuton"),
+        "transitions": lambda: tc.nn.SafeOccupancy(LAYOUT, 1, transitions=P[..., :1]),
+        "no input": lambda: tc.nn.SafeOccupancy(LAYOUT, 1, transitions=P, costs=COSTS)(),
+        "no costs": lambda: tc.nn.SafeOccupancy(LAYOUT, 1, transitions=P)(REWARDS),
+        "no transitions": lambda: tc.nn.SafeOccupancy(LAYOUT, 1, costs=COSTS)(REWARDS),
+        "nan": lambda: tc.nn.SafeOccupancy(LAYOUT, 1, transitions=P, costs=COSTS)(spoiled(REWARDS, NAN)),
+    },
+    "mean_and_interval": {"level": lambda: tc.mean_and_interval(torch.ones(3), level=1.0)},
+    "growth_exponent": {"level": lambda: tc.growth_exponent(CURVE[0], CURVE[1], level=NAN)},
+    "plot_curves": {
+        "no curves": lambda: tc.plot_curves("x.png", {}, "regret"),
+        "shape": lambda: tc.plot_curves("x.png", {"a": (CURVE[0], torch.ones(2, 4))}, "regret"),
+        "folder": lambda: tc.plot_curves("/nowhere/at/all/x.png", {"a": CURVE}, "regret"),
+        "format": lambda: tc.plot_curves("x.jgp", {"a": CURVE}, "regret"),
+    },
+}
+
+# Names without arguments to check: records that the library fills in, abstract bases, errors; and tensor functions that take any
+# batch shape and broadcast, whose shape errors are PyTorch's. The adapters' own tests feed them bad values.
+UNCHECKED = {
+    "two_path_cmdp", "LEARNERS", "Learner", "Process", "OptimisticOptimum", "ProjectionResult", "RunResult", "Trajectory",
+    "adapters", "InvalidInput", "RunFolderError", "TorchCMDPError", "__version__",
+    "flow_residual", "interval_residual", "occupancy_of", "pair_occupancy_of", "policy_of", "transitions_of", "uniform_occupancy",
+    "uniform_policy", "alpha_of",
+}  # fmt: skip
+
+
+def test_every_public_name_is_here() -> None:
+    assert set(tc.__all__) == set(CASES) | UNCHECKED and not set(CASES) & UNCHECKED
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases])
+def test_a_bad_value_gets_one_sentence(name: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(tc.TorchCMDPError) as caught:
+        CASES[name][case]()
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence[-1] in ".?" and len(sentence) > 20
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "nearest"),
+    [
+        ("project", "method", "newton"),
+        ("project", "backend", "torch"),
+        ("optimistic_optimum", "backend", "torch"),
+        ("random_cmdp", "feasibility", "feasible"),
+        ("WCOPS", "projection", "newton"),
+        ("nn", "projection", "newton"),
+        ("WCOPS", "confidence", "bernstein"),
+        ("WCOPS", "violation_threshold", "paper"),
+        ("WCOPS", "projection_options", "tolerance"),
+        ("OptCMDP", "program_options", "backend"),
+        ("OGDAdversary", "schedule", "sqrt_t"),
+        ("Switching", "noise", "bernoulli"),
+    ],
+)
+def test_an_unknown_name_is_told_the_nearest(name: str, case: str, nearest: str) -> None:
+    with pytest.raises(tc.InvalidInput, match=f"did you mean ['\"]{nearest}['\"]"):
+        CASES[name][case]()
+
+
+# The command line: bad values follow from an option's type, and from its name where that means something.
+
+
+def programs() -> Iterator[tuple[str, ...]]:
+    """Every command, and every part of those that have parts."""
+    parts = {"bench": BENCHMARKS, "tune": STUDIES}
+    for command in COMMANDS:
+        yield from ((command, part) for part in parts[command]) if command in parts else [(command,)]
+
+
+def module_of(program: tuple[str, ...]) -> Any:
+    table: dict[str, Any] = {"bench": BENCHMARKS, "tune": STUDIES}
+    return importlib.import_module(table[program[0]][program[1]][0] if len(program) > 1 else COMMANDS[program[0]])
+
+
+BY_NAME: dict[str, list[list[str]]] = {
+    "name": [["../x"], [".."], [""], ["a/b"]],
+    "logdir": [["FILE"]],
+    "device": [["cdua"], ["meta"], ["cuda:99"]],
+    "seed": [["-1"], ["4294967296"], ["x"]],
+    "delta": [["0"], ["1"], ["-0.1"], ["nan"], ["x"]],
+    "widths": [["2", "1"], ["1", "0", "1"], ["1", "x", "1"], ["1"]],
+    "constraints": [["-1"], ["x"]],
+    "learners": [["wc-opps"]],
+    "sizes": [["papr"]],
+}
+
+
+ANY_SIGN = {"curvature"}  # numbers that may be negative
+
+
+def bad_values(name: str, kind: Any) -> list[list[str]]:
+    """What an option of this name and type must refuse."""
+    if name in BY_NAME:
+        several = typing.get_origin(kind) is tuple
+        return [value if several and name == "widths" else value[:1] for value in BY_NAME[name]]
+    if name in ANY_SIGN:
+        return [["abc"], ["nan"], ["inf"]]
+    arguments = typing.get_args(kind)
+    if type(None) in arguments:
+        return bad_values(name, next(a for a in arguments if a is not type(None)))
+    if typing.get_origin(kind) is Literal:
+        return [["zzz"]]
+    if typing.get_origin(kind) is tuple:
+        return [[*bad] for bad in bad_values(name, arguments[0])]
+    return {int: [["abc"], ["1.5"], ["-3"]], float: [["abc"], ["nan"], ["inf"], ["-0.5"]], bool: [["yes"]], str: []}[kind]
+
+
+def command_cases() -> Iterator[tuple[tuple[str, ...], str, list[str]]]:
+    for program in programs():
+        options = module_of(program).Options
+        types = typing.get_type_hints(options)
+        for field in dataclasses.fields(options):
+            for values in bad_values(field.name, types[field.name]):
+                yield program, _option(field.name), values
+            if types[field.name] is not bool and typing.get_origin(types[field.name]) is not tuple:
+                yield program, _option(field.name), []
+        yield program, "--nonsense", []
+
+
+class Started(BaseException):
+    """A program with a bad value began to work."""
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a program does when it is content with its options, it does not do it here."""
+
+    def start(*_: Any, **__: Any) -> None:
+        raise Started
+
+    for place in (
+        "torchcmdp.simulator.Simulator.rollout", "torchcmdp.nn.SafeOccupancy.forward", "train.paper._play_all",
+        "train.tune_study.Work.run", "train.tune_horizons.evaluate", "train.tune_threshold.play",
+    ):  # fmt: skip
+        monkeypatch.setattr(place, start)
+    monkeypatch.setattr(tc, "run", start)
+
+
+@pytest.mark.parametrize(
+    ("program", "option", "values"), list(command_cases()), ids=lambda x: " ".join(x) if not isinstance(x, str) else x
+)
+def test_a_bad_option_gets_one_sentence_and_code_2(program, option, values, tmp_path, monkeypatch, capsys, no_work) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "file"
+    file.write_text("")
+    values = [str(file) if value == "FILE" else value for value in values]
+    extra = ["--eta", "0.1", "0.2"] if program == ("sweep",) and option not in ("--eta", "--nonsense") else []
+    assert main([*program, *extra, option, *values]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and captured.err.strip()[-1] in ".?"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_programs_start_when_their_options_are_good(tmp_path, monkeypatch, no_work) -> None:
+    """So that the refusals above are about the values."""
+    monkeypatch.chdir(tmp_path)
+    for program in programs():
+        extra = ["--eta", "0.1", "0.2"] if program == ("sweep",) else []
+        if program == ("soak",):  # counts what its learners raise, but this is no Exception
+            extra = ["--quick"]
+        with pytest.raises(Started):
+            main([*program, *extra])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (["rnu"], "run"),
+        (["swep"], "sweep"),
+        (["bench", "scael"], "scale"),
+        (["tune", "horizon"], "horizons"),
+        (["paper", "stochastic-9"], "stochastic-"),
+        (["--episodez", "5"], "--episodes"),
+        (["sweep", "--bonus-scal", "1"], "--bonus-scale"),
+        (["soak", "--learners", "wcops"], "'wc-ops'"),
+    ],
+)
+def test_a_misspelt_name_is_told_the_nearest(arguments, nearest, capsys) -> None:
+    assert main(arguments) == 2
+    assert f"did you mean {nearest}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("program", [p for p in programs() if hasattr(module_of(p).Options, "device")], ids=" ".join)
+def test_a_missing_gpu_gets_one_sentence(program, capsys, no_work) -> None:
+    assert main([*program, "--device", "cuda"]) == 2
+    complaint = capsys.readouterr().err
+    assert "--device cuda cannot be used here" in complaint and complaint.count("\n") == 1
+
+
+def test_every_command_has_help_with_an_example(capsys) -> None:
+    for program in programs():
+        with pytest.raises(SystemExit) as end:
+            main([*program, "--help"])
+        assert end.value.code == 0
+        example = f"python -m train {program[0]}".removesuffix(" run")
+        assert len(re.findall(f"^ *{example}( |$)", capsys.readouterr().out, re.MULTILINE)) >= 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 TB"), OSError(28, "No space left on device", "x")],
+)
+def test_a_full_machine_gets_one_sentence(error, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("train.main_job.build", lambda *_, **__: (_ for _ in ()).throw(error))
+    assert main(["--logdir", str(tmp_path)]) == 2
+    complaint = capsys.readouterr().err
+    assert ("No space left" if isinstance(error, OSError) else "not enough memory") in complaint and complaint.count("\n") == 1
+
+
+def test_a_mistake_of_ours_is_not_hidden(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("train.main_job.build", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["--logdir", str(tmp_path)])
+
+
+def test_a_bad_environment_variable_gets_one_sentence(tmp_path) -> None:
+    command = [sys.executable, "-m", "train", "--episodes", "2", "--runs", "1", "--logdir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "TORCHCMDP_THREADS": "many"}, capture_output=True, text=True)
+    assert done.returncode == 2 and "TORCHCMDP_THREADS is 'many'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_sentences_in_the_source_end_as_sentences() -> None:
+    """Every message of InvalidInput that is one literal: it says something, and ends with a full stop or a question mark."""
+    for module in [*(ROOT / "torchcmdp").rglob("*.py"), *(ROOT / "train").rglob("*.py")]:
+        for message in re.findall(r'raise (?:tc\.)?(?:InvalidInput|RunFolderError)\(\s*f?"([^"\n]*)"\s*\)', module.read_text()):
+            assert message[-1] in ".?}", f"{module.name}: {message}"
+
+
+def test_no_learner_is_forgotten() -> None:
+    assert {cls.__name__ for cls in tc.LEARNERS.values()} <= set(CASES)
+    assert all(inspect.isclass(getattr(tc, cls.__name__)) for cls in tc.LEARNERS.values())
