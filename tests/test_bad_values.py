@@ -219,6 +219,11 @@ CASES: dict[str, dict[str, Callable[[], Any]]] = {
         "runs": lambda: tc.run(tc.WCOPS(LAYOUT, 1, 10, runs=3), env(runs=2), 5, progress=False),
         "logdir": lambda: tc.run(tc.WCOPS(LAYOUT, 1, 10), env(), 5, logdir=__file__),
     },
+    "run_split": {
+        "runs": lambda: tc.run_split(lambda runs, first: (tc.WCOPS(LAYOUT, 1, 10, runs=runs), env(runs=runs)), 0, 5),
+        "make": lambda: tc.run_split(lambda runs, first: (tc.WCOPS(LAYOUT, 1, 10, runs=3), env(runs=3)), 2, 5),
+        "episodes": lambda: tc.run_split(lambda runs, first: (tc.WCOPS(LAYOUT, 1, 10, runs=runs), env(runs=runs)), 2, -1),
+    },
     "nn": {
         "constraints": lambda: tc.nn.SafeOccupancy(LAYOUT, -1),
         "projection": lambda: tc.nn.SafeOccupancy(LAYOUT, 1, projection="neuton"),
@@ -360,7 +365,8 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         "train.tune_study.Work.run", "train.tune_horizons.evaluate", "train.tune_threshold.play",
     ):  # fmt: skip
         monkeypatch.setattr(place, start)
-    monkeypatch.setattr(tc, "run", start)
+    for name in ("run", "run_split"):
+        monkeypatch.setattr(tc, name, start)
 
 
 @pytest.mark.parametrize(

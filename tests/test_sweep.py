@@ -57,7 +57,7 @@ def test_chunks_change_nothing_and_are_announced(tmp_path, capsys):
     size = sweep.bytes_per_run(tc.Layout((1, 2, 1), 2), 1)
     assert call(tmp_path, "--name", "parts", "--memory", str(5.5 * size / 2**30)) == 0
     assert "in 3 chunk(s)" in capsys.readouterr().err
-    assert sorted(f.name for f in (tmp_path / "parts" / "chunks").iterdir()) == ["0-4", "10-11", "5-9"]
+    assert sorted(f.name for f in (tmp_path / "parts" / "chunks").iterdir()) == ["0-3", "4-7", "8-11"]
     for whole, parts in zip(rows(tmp_path), rows(tmp_path, "parts"), strict=True):
         assert whole.keys() == parts.keys() and whole["front"] == parts["front"]
         assert [float(whole[k] or 0) for k in whole] == pytest.approx([float(parts[k] or 0) for k in whole], abs=1e-9)
@@ -66,25 +66,29 @@ def test_chunks_change_nothing_and_are_announced(tmp_path, capsys):
 def test_an_interrupted_sweep_continues_and_a_finished_one_is_not_played_again(tmp_path, capsys, monkeypatch):
     assert call(tmp_path) == 0
     table, whole = capsys.readouterr().out, rows(tmp_path)
-    run = tc.run
+    run = tc.run_split
 
-    def interrupted(learner, env, episodes, *arguments, **options):
+    def interrupted(make, *arguments, **options):
         """The chunk of run 6 is interrupted in the middle."""
-        if env.first_run == 6:
+
+        def make_mortal(runs, offset):
+            learner, env = make(runs, offset)
             update = learner.update
 
             def stop(trajectory):
                 update(trajectory)
-                if int(learner.episode) == 20:
+                if env.first_run == 6 and int(learner.episode) == 20:
                     raise KeyboardInterrupt
 
             learner.update = stop
-        return run(learner, env, episodes, *arguments, checkpoint_every=0.0, **options)
+            return learner, env
+
+        return run(make_mortal, *arguments, checkpoint_every=0.0, **options)
 
     size = str(6.5 * sweep.bytes_per_run(tc.Layout((1, 2, 1), 2), 1) / 2**30)
-    monkeypatch.setattr(sweep.tc, "run", interrupted)
+    monkeypatch.setattr(tc, "run_split", interrupted)
     assert call(tmp_path, "--name", "cut", "--memory", size) == 130
-    monkeypatch.setattr(sweep.tc, "run", run)
+    monkeypatch.setattr(tc, "run_split", run)
     steps = []
     update = tc.WCOPS.update
     monkeypatch.setattr(tc.WCOPS, "update", lambda self, trajectory: steps.append(1) or update(self, trajectory))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp import plotting
+from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.tensorboard import EVENTS, HALF_WIDTH, RunFolder, RunWriter
 from train import DTYPES, check_device, check_not_negative, check_positive, experiment_folder, parse
 from train.bench import table
@@ -90,29 +91,39 @@ def main(arguments: Sequence[str]) -> int:
     folder = _check(options)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the tensors of an episode are too small to share among threads; the projection has its own
-    dtype, device = DTYPES[options.dtype], check_device(options.device)
+    dtype, device = DTYPES[options.dtype], check_device(local_device(options.device))
     cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, options.seed, dtype=dtype, device=device)
     grid = make_grid(options, cmdp.layout)
     if len(grid) < 2:
         raise tc.InvalidInput("there is one combination only; give an option several values, such as --eta 0.01 0.03 0.1.")
     runs, size = len(grid) * options.seeds, bytes_per_run(cmdp.layout, cmdp.constraints)
-    chunk = chunk_size(options, size)
-    _begin(folder, options)
-    print(
-        f"WC-OPS, {len(grid)} combinations x {options.seeds} seeds = {runs:,} runs of {options.episodes:,} episodes, about "
-        f"{runs * size / 2**30:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most {options.memory:g} GiB, into {folder}",
-        file=sys.stderr,
-    )
+    chunk = chunk_size(options, runs, size)
+    leads = process_rank() == 0
+    if leads:
+        _begin(folder, options)
+        _announce(options, len(grid), size, chunk, folder)
     results = []
     for first in range(0, runs, chunk):
         result = play(options, cmdp, grid, first, min(chunk, runs - first), folder)
         if not result.completed:
             command = "the same command without --fresh" if options.fresh else "the same command"
-            print(f"Interrupted in the chunk of run {first}; {command} continues from there.", file=sys.stderr)
+            if leads:
+                print(f"Interrupted in the chunk of run {first}; {command} continues from there.", file=sys.stderr)
             return 130
         results.append(result)
-    _report(folder, options, grid, results)
+    if leads:
+        _report(folder, options, grid, results)
     return 0
+
+
+def _announce(options: Options, combinations: int, size: int, chunk: int, folder: Path) -> None:
+    """What will be played, and how much memory that takes."""
+    runs = combinations * options.seeds
+    print(
+        f"WC-OPS, {combinations} combinations x {options.seeds} seeds = {runs:,} runs of {options.episodes:,} episodes, about "
+        f"{runs * size / 2**30:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most {options.memory:g} GiB, into {folder}",
+        file=sys.stderr,
+    )
 
 
 def make_grid(options: Options, layout: tc.Layout) -> list[dict[str, float]]:
@@ -128,33 +139,46 @@ def bytes_per_run(layout: tc.Layout, constraints: int) -> int:
     return 8 * (COPIES * transitions + COPIES * (constraints + 2) * pairs + POINTS * (4 + 3 * constraints))
 
 
-def chunk_size(options: Options, size: int) -> int:
-    """How many runs fit the budget."""
-    runs = int(options.memory * 2**30 // size)
-    if runs < 1:
-        raise tc.InvalidInput(
-            f"--memory {options.memory:g} GiB is too little for one run, which takes about {size / 2**30:.2g} GiB."
-        )
-    return runs
+def chunk_size(options: Options, runs: int, size: int) -> int:
+    """How many runs to play at once, so that they fit the budget and the chunks are about alike."""
+    fitting = int(options.memory * 2**30 // size)
+    if fitting < 1:
+        need = size / 2**30
+        raise tc.InvalidInput(f"--memory {options.memory:g} GiB is too little for one run, which takes about {need:.2g} GiB.")
+    return -(-runs // -(-runs // fitting))
 
 
 def play(
     options: Options, cmdp: tc.LayeredCMDP, grid: Sequence[dict[str, float]], first: int, runs: int, folder: Path
 ) -> tc.RunResult:
-    """Runs `first` to `first + runs - 1` of the sweep: run i has combination i // seeds and the random numbers of i % seeds."""
+    """Runs `first` to `first + runs - 1` of the sweep, divided over torchrun's processes if there are any."""
+    place = folder / "chunks" / f"{first}-{first + runs - 1}"
+    result = tc.run_split(
+        lambda count, offset: build(options, cmdp, grid, first + offset, count),
+        runs,
+        options.episodes,
+        place,
+        max(1, options.episodes // POINTS),
+        progress=sys.stderr.isatty(),
+        fresh=options.fresh,
+        images=False,
+    )
+    if result.completed and process_rank() == 0:  # in TensorBoard the mean over different settings means nothing
+        for file in place.glob(EVENTS):
+            file.unlink()
+    return result
+
+
+def build(
+    options: Options, cmdp: tc.LayeredCMDP, grid: Sequence[dict[str, float]], first: int, runs: int
+) -> tuple[tc.WCOPS, tc.Simulator]:
+    """The learner and the simulator of some runs: run i has combination i // seeds and the random numbers of i % seeds."""
     processes = (tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
     env = tc.Simulator(cmdp, *processes, runs=runs, seed=options.seed, first_run=first, distinct_runs=options.seeds)
     like: dict[str, Any] = {"dtype": cmdp.dtype, "device": cmdp.device}
     points = [grid[run // options.seeds] for run in range(first, first + runs)]
     values = {name: torch.tensor([point[name] for point in points], **like) for name in HYPERPARAMETERS}
-    learner = tc.WCOPS(cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs, **values, **like)
-    place = folder / "chunks" / f"{first}-{first + runs - 1}"
-    every = max(1, options.episodes // POINTS)
-    result = tc.run(learner, env, options.episodes, place, every, progress=sys.stderr.isatty(), fresh=options.fresh, images=False)
-    if result.completed:  # in TensorBoard the mean over different settings means nothing; each has a run of its own there
-        for file in place.glob(EVENTS):
-            file.unlink()
-    return result
+    return tc.WCOPS(cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs, **values, **like), env
 
 
 def pareto_front(points: Tensor) -> list[int]:
