@@ -53,7 +53,7 @@ def cmdps(draw: st.DrawFn) -> tc.LayeredCMDP:
 
 
 @pytest.mark.parametrize("key", LEARNERS)
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 @given(cmdp=cmdps(), small=st.booleans())
 def test_every_learner_survives_every_cmdp(key: str, small: bool, cmdp: tc.LayeredCMDP) -> None:
     """With the settings that the learner comes with, and with small confidence widths, where constraints bind early."""
