@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import torchcmdp as tc
-from train import extended_lp
 from torchcmdp.confidence import confidence_set
 from torchcmdp.learners import Greedy, OptCMDP
 from torchcmdp.metrics import expected_value
 from torchcmdp.optimistic import optimistic_optimum
 from torchcmdp.projection import SafeSet
+from train import extended_lp
 
 WIDTHS, ACTIONS, M = (1, 3, 3, 1), 2, 2
 

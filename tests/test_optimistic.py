@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import torchcmdp as tc
-from train import extended_lp
 from torchcmdp.optimistic import INFEASIBLE, MAX_ITERATIONS, SOLVED, optimistic_optimum
 from torchcmdp.projection import SafeSet
+from train import extended_lp
 
 Instance = tuple[torch.Tensor, SafeSet]
 

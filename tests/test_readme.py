@@ -11,6 +11,7 @@ import torch
 
 from train.__main__ import COMMANDS, MAIN_JOB
 from train.bench import BENCHMARKS
+from train.tune import STUDIES
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -53,8 +54,11 @@ def test_command_lines_name_commands_and_options_that_exist(line):
     name = words[0] if words and re.fullmatch(r"[a-z]+", words[0]) else MAIN_JOB
     assert name in COMMANDS, line
     module = importlib.import_module(COMMANDS[name])
-    if name == "bench" and len(words) > 1 and not words[1].startswith("-"):
-        for benchmark in words[1].split("|"):
-            module = importlib.import_module(BENCHMARKS[benchmark][0])
+    parts = {"bench": BENCHMARKS, "tune": STUDIES}.get(name)
+    if parts and len(words) > 1 and not words[1].startswith("-"):
+        assert words[1] in parts, line
+        module = importlib.import_module(parts[words[1]][0])
+    elif name == "tune":
+        module = importlib.import_module(STUDIES["study"][0])
     for option in re.findall(r"--([a-z-]+)", line):
         assert option == "help" or option.replace("-", "_") in module.Options.__dataclass_fields__, option
