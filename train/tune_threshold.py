@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     check_positive(horizon=options.horizon, layered_horizon=options.layered_horizon, instances=options.instances)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    rows = []
+    rows, plain = [], {}
     for size, kind, widths, label in tqdm(_cases(), desc="threshold", disable=not sys.stderr.isatty()):
         horizon = options.horizon if size == "bandit" else options.layered_horizon
         config = {"horizon": horizon, "instances": options.instances, "delta": options.delta, "seed": options.seed}
@@ -76,7 +76,9 @@ def main(arguments: Sequence[str]) -> int:
         found = stage(
             folder, name, {**config, "scales": scales}, lambda s=size, k=kind, x=scales, T=horizon: play(options, s, k, x, T)
         )
-        rows.append([size, f"{horizon:,}", kind, widths, label, *summary(found)])
+        if label == "plain mean":
+            plain[size, kind] = found
+        rows.append([size, f"{horizon:,}", kind, widths, label, *summary(found, plain.get((size, kind)))])
     header = [
         "instances",
         "episodes",
@@ -88,6 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         "regret",
         "violation",
         "positive violation",
+        "less the plain mean's",
     ]
     text = table(header, rows)
     (folder / "report.md").write_text(text + "\n")
@@ -120,10 +123,14 @@ def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon
     }
 
 
-def summary(found: dict[str, list[float]]) -> list[str]:
-    """The cells of one row."""
+def summary(found: dict[str, list[float]], plain: dict[str, list[float]] | None) -> list[str]:
+    """The cells of one row, the last the difference of the positive violations on the same instances."""
     awake = torch.tensor(found["awake"])
     numbers = [
         with_interval(torch.tensor(found[name], dtype=torch.float64)) for name in ("regret", "violation", "positive violation")
     ]
-    return [f"{float(awake.mean()):.2%}", str(int((awake > 0.01).sum())), *numbers]
+    difference = "-"
+    if plain is not None:
+        after, before = (torch.tensor(x["positive violation"], dtype=torch.float64) for x in (found, plain))
+        difference = with_interval(after - before)
+    return [f"{float(awake.mean()):.2%}", str(int((awake > 0.01).sum())), *numbers, difference]
