@@ -53,7 +53,7 @@ def test_horizons_and_threshold_print_their_tables(tmp_path: Path, capsys) -> No
     assert out.count("practical") == 4 and out.count("paper") == 4
     assert main(["tune", "threshold", "--horizon", "5", "--layered-horizon", "4", *small]) == 0
     out = capsys.readouterr().out
-    assert out.count("empirical threshold") == 6 and out.count("plain mean") == 2 and "0.00%" in out
+    assert out.count("empirical threshold") == 6 and out.count("| plain mean ") == 2 and "0.00%" in out
 
 
 def test_the_practical_constants_name_the_study_that_found_them() -> None:
