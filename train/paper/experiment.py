@@ -43,7 +43,8 @@ class Job:
     def total(self) -> int:
         """Episodes to be played, over all learners."""
         preset = PRESETS[self.preset]
-        return self.episodes * (len(preset.players) * (2 if preset.adaptive else 1) + (1 if preset.adaptive else 0))
+        players = len(preset.players_of(self.family))
+        return self.episodes * (2 * players + 1 if preset.adaptive else players)  # own sequences, replays and the recording
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ def play(job: Job, beat: Any = None) -> Outcome:
     cmdp = instance(preset)
     results: dict[tuple[str, str], tc.RunResult] = {}
     policies: dict[str, Tensor] = {}
-    for player in preset.players:
+    players = preset.players_of(job.family)
+    for player in players:
         env = _simulator(job, preset, cmdp, processes(preset, cmdp, job.episodes), beat)
         result = _run(job, player, preset, cmdp, env, job.family)
         results[OWN, player.name] = result
@@ -118,7 +120,7 @@ def play(job: Job, beat: Any = None) -> Outcome:
             return Outcome(job, results, policies)
     if preset.adaptive:
         sequences = _record(job, preset, cmdp, beat)
-        for player in preset.players if sequences else ():
+        for player in players if sequences else ():
             env = _simulator(job, preset, cmdp, _replay(preset, cmdp, job.episodes, sequences), beat)
             results[REPLAY, player.name] = _run(job, player, preset, cmdp, env, f"{job.family}-replay")
             if not results[REPLAY, player.name].completed:

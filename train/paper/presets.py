@@ -11,6 +11,7 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS, Learner
+from torchcmdp.learners.practical import PRACTICAL_SCALES
 
 # The two families of constants: multiples of the bonuses and of the transition widths, the same for every learner that has them.
 FAMILIES: Mapping[str, Mapping[str, float]] = {
@@ -34,12 +35,14 @@ class Player:
     Attributes:
         key: Its name in `LEARNERS`.
         label: What its curve is called; the learner's own name by default.
-        options: Further arguments of its class.
+        options: Further arguments of its class, or of `WCOPS.scaled`.
+        families: With which constants it plays.
     """
 
     key: str
     label: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    families: tuple[str, ...] = tuple(FAMILIES)
 
     @property
     def name(self) -> str:
@@ -79,6 +82,10 @@ class Preset:
     costs: str = "bernoulli"
     families: tuple[str, ...] = ("theory", "practical")
 
+    def players_of(self, family: str) -> list[Player]:
+        """Who plays with this family of constants."""
+        return [player for player in self.players if family in player.families]
+
     @property
     def adaptive(self) -> bool:
         """Whether the adversary answers the learner, so that every learner meets a sequence of its own."""
@@ -88,14 +95,17 @@ class Preset:
 WC_OPS, OPT_CMDP, GREEDY = Player("wc-ops"), Player("opt-cmdp"), Player("greedy")
 PRIMAL_DUAL, PDB_PS = Player("opt-primal-dual"), Player("pdb-ps", "PDB-PS (reconstruction)")
 
-STOCHASTIC = (WC_OPS, OPT_CMDP, PRIMAL_DUAL, PDB_PS)
-ADVERSARIAL_REWARD = (WC_OPS, OPT_CMDP, GREEDY, PDB_PS)
-ADVERSARIAL = (WC_OPS, GREEDY, PDB_PS)
-SIMPLEX = (WC_OPS, PDB_PS)
+TUNED = Player("wc-ops", "WC-OPS, tuned", PRACTICAL_SCALES, families=("practical",))  # WCOPS.practical
+
+STOCHASTIC = (WC_OPS, OPT_CMDP, PRIMAL_DUAL, PDB_PS, TUNED)
+ADVERSARIAL_REWARD = (WC_OPS, OPT_CMDP, GREEDY, PDB_PS, TUNED)
+ADVERSARIAL = (WC_OPS, GREEDY, PDB_PS, TUNED)
+SIMPLEX = (WC_OPS, PDB_PS, TUNED)
 WAKING = (
     WC_OPS,
     Player("wc-ops", "WC-OPS, threshold x 0.001", {"threshold_scale": 1e-3}),
     Player("wc-ops", "WC-OPS, threshold x 0.0001", {"threshold_scale": 1e-4}),
+    Player("wc-ops", "WC-OPS, empirical threshold", {"violation_threshold": "empirical"}),
 )
 
 PRESETS: Mapping[str, Preset] = {
@@ -184,4 +194,5 @@ def learner(player: Player, preset: Preset, cmdp: tc.LayeredCMDP, family: str, e
         "pdb-ps": {"width_scale": scales["width_scale"], "confidence": "entrywise"},
         "greedy": {},
     }[player.key]
-    return LEARNERS[player.key](cmdp.layout, cmdp.constraints, episodes, DELTA, runs, **{**own, **player.options})
+    kind = tc.WCOPS.scaled if player.key == "wc-ops" else LEARNERS[player.key]
+    return kind(cmdp.layout, cmdp.constraints, episodes, DELTA, runs, **{**own, **player.options})

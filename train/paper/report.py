@@ -15,7 +15,7 @@ from train.bench import table
 from train.paper import simplex
 from train.paper.claims import RULES, Finding, findings, interval, overall
 from train.paper.experiment import OWN, REPLAY, Outcome
-from train.paper.presets import DELTA, FAMILIES, PRESETS, SAFE_BY, WC_OPS, instance
+from train.paper.presets import DELTA, FAMILIES, PRESETS, SAFE_BY, TUNED, WC_OPS, instance
 
 FIGURES = {
     "regret": ("regret", "cumulative regret"),
@@ -26,11 +26,12 @@ FIGURES = {
 INTRODUCTION = f"""The paper publishes neither its instances nor its horizons, so these instances were drawn from `random_cmdp`
 by the seeds below before their results were looked at, and none was thrown away. Their costs are shifted so that the constraints
 bind; with a single state an arm that pays more also costs more. `theory` plays the paper's constants; `practical` multiplies the
-bonuses and the transition widths of every learner that has them by {FAMILIES["practical"]["bonus_scale"]:g}. The widths of OptCMDP,
-OptPrimalDual and PDB-PS are matched to WC-OPS's. PDB-PS is our addition, and a reconstruction. OptPrimalDual is told the true
-Slater gap. Adversaries are the paper's, turned against the learner; their costs leave one policy safe by {SAFE_BY:g} in every pair.
-Such an adversary gives each learner a sequence of its own, so each of these experiments is also played as a replay, to all
-learners, of the one sequence recorded against a single run of WC-OPS."""
+bonuses and the transition widths of every learner that has them by {FAMILIES["practical"]["bonus_scale"]:g}; beside it plays
+"WC-OPS, tuned", with the constants of `WCOPS.practical`. The widths of OptCMDP, OptPrimalDual and PDB-PS are matched to WC-OPS's.
+PDB-PS is our addition, and a reconstruction. OptPrimalDual is told the true Slater gap. Adversaries are the paper's, turned against
+the learner; their costs leave one policy safe by {SAFE_BY:g} in every pair. Such an adversary gives each learner a sequence of its
+own, so each of these experiments is also played as a replay, to all learners, of the one sequence recorded against a single run of
+WC-OPS."""
 
 
 def write_experiment(folder: Path, outcomes: Sequence[Outcome]) -> None:
@@ -46,7 +47,10 @@ def write_experiment(folder: Path, outcomes: Sequence[Outcome]) -> None:
                 figure = plotting.draw([_panel(family, r, attribute, ylabel, name) for family, r in shown.items()])
                 plotting.save(folder / f"{name}{suffix}.png", figure)
     if preset.setting == "simplex":
-        policies = {outcome.job.family: outcome.policies[WC_OPS.name] for outcome in outcomes}
+        policies = {f"WC-OPS, {o.job.family} constants": o.policies[WC_OPS.name] for o in outcomes}
+        for outcome in outcomes:
+            if TUNED.name in outcome.policies:
+                policies[TUNED.name] = outcome.policies[TUNED.name]
         plotting.save(folder / "simplex.png", simplex.draw(instance(preset), policies))
     rows = [row for outcome in outcomes for row in _summary(outcome)]
     with open(folder / "summary.csv", "w", newline="") as file:

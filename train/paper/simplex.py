@@ -21,19 +21,19 @@ Points = NDArray[np.float64]
 
 
 def draw(cmdp: tc.LayeredCMDP, policies: Mapping[str, Tensor]) -> Figure:
-    """One triangle a family.
+    """One triangle a trajectory.
 
     Args:
         cmdp: One state, one step, three actions.
-        policies: Family to the policies at the logging points, `(points x runs x 1 x 1 x 3)`.
+        policies: Title to the policies at the logging points, `(points x runs x 1 x 1 x 3)`.
     """
     figure = Figure(figsize=(5.2 * len(policies) + 0.8, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    for j, (family, trajectory) in enumerate(policies.items()):
+    for j, (title, trajectory) in enumerate(policies.items()):
         axes = figure.add_subplot(1, len(policies), j + 1)
         _triangle(axes, cmdp)
         line = _trajectory(axes, trajectory[..., 0, 0, :].numpy())
-        axes.set_title(f"WC-OPS, {family} constants", fontsize=12, color=INK, loc="left")
+        axes.set_title(title, fontsize=12, color=INK, loc="left")
     bar = figure.colorbar(line, ax=figure.axes, shrink=0.7, pad=0.01, ticks=[0, 1], label="episode")
     bar.ax.set_yticklabels(["first", "last"])
     return figure
