@@ -1,6 +1,6 @@
 """torchcmdp: online learning in constrained Markov decision processes, batched and differentiable, in PyTorch."""
 
-from torchcmdp import adapters, nn
+from torchcmdp import adapters, nn, tuning
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
 from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
@@ -91,6 +91,7 @@ __all__ = [
     # Inside other people's code
     "adapters",
     "nn",
+    "tuning",
     # Errors
     "InvalidInput",
     "RunFolderError",
