@@ -180,23 +180,33 @@ def test_the_adversary_follows_its_formula(cmdp: LayeredCMDP, random_policy: Mak
             torch.testing.assert_close(costs[j, i], expected, rtol=0, atol=1e-14)
 
 
+def test_the_capped_adversary_steps_along_its_uncut_base(cmdp: LayeredCMDP, random_policy: MakePolicy) -> None:
+    policies, caps = policies_of(cmdp, random_policy, 12), safe_caps(cmdp, 0.2)
+    assert ((cmdp.costs > 0) & (caps < 0)).any()  # a cost that wants to rise where it may not
+    seen = play(OGDAdversary(cmdp.costs, sign=1, step=0.7, low=-1, high=caps), policies)
+    expected = torch.minimum(cmdp.costs, caps).expand(2, -1, -1, -1, -1)
+    for t, policy in enumerate(policies, start=1):
+        moved = expected + 0.7 / t**0.5 * policy.unsqueeze(1) * cmdp.costs
+        expected = torch.minimum(moved.clamp_min(-1), caps)
+        torch.testing.assert_close(seen[t], expected, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_every_coordinate_of_the_adversary_is_monotone_and_stays_in_its_range(
     cmdp: LayeredCMDP, random_policy: MakePolicy, sign: int
 ) -> None:
     policies = policies_of(cmdp, random_policy, 60)
     caps = safe_caps(cmdp, 0.2)
-    base = torch.minimum(cmdp.costs, caps)
     rewards = torch.stack(play(OGDAdversary(cmdp.rewards, sign=sign, step=1.0), policies)[1:])
     costs = torch.stack(play(OGDAdversary(cmdp.costs, sign=sign, step=1.0, low=-1, high=caps), policies)[1:])
     assert (sign * rewards.diff(dim=0) >= 0).all() and (rewards >= 0).all() and (rewards <= 1).all()
-    assert (sign * base.sign() * costs.diff(dim=0) >= 0).all() and (costs >= -1).all() and (costs <= caps).all()
+    assert (sign * cmdp.costs.sign() * costs.diff(dim=0) >= 0).all() and (costs >= -1).all() and (costs <= caps).all()
     assert ((rewards[-1] == 0) | (rewards[-1] == 1)).any() and rewards.diff(dim=0).abs().max() > 0.01
     assert (rewards[:, :, ~cmdp.layout.pair_mask()] == 0).all() and (costs[..., ~cmdp.layout.pair_mask()] == 0).all()
 
 
-def test_uniform_play_reaches_the_floor_when_the_notes_say() -> None:
-    """ALGORITHMS g: base 0.8 and three actions hit zero at t = 5 (1/sqrt t), and at t = 300 (1/sqrt T, T = 10^4)."""
+def test_uniform_play_reaches_the_floor_soon() -> None:
+    """Base 0.8 and three actions hit zero at t = 5 (1/sqrt t), and at t = 300 (1/sqrt T, T = 10^4)."""
     base = torch.full((1, 1, 3), 0.8, dtype=torch.float64)
     policy = torch.full((1, 1, 1, 3), 1 / 3, dtype=torch.float64)
     seen = play(OGDAdversary(base, sign=-1, step=1.0), [policy] * 5)

@@ -17,7 +17,7 @@ SCHEDULES = ("sqrt_t", "sqrt_T")
 
 
 class OGDAdversary(Process):
-    """Values that follow the policy: v_{t+1} = clip(v_t + sign * eta_t * pi_t * base, low, high), beginning at the base.
+    """Values that follow the policy: v_{t+1} = clip(v_t + sign * eta_t * pi_t * base, low, high), with v_1 = min(base, high).
 
     The paper's text, taken literally, raises the rewards of what the learner plays (sign +1); an adversary lowers them (sign -1).
     For costs it raises the positive ones and lowers the negative ones (sign +1). Either way every value moves in one direction
@@ -28,8 +28,8 @@ class OGDAdversary(Process):
         episode: How many episodes have been played.
 
     Args:
-        base: The fixed vector, `([runs x] L x S x A)` for rewards and `([runs x] m x L x S x A)` for costs, zero in the padding;
-            where it exceeds `high` it is cut to it.
+        base: The fixed vector, `([runs x] L x S x A)` for rewards and `([runs x] m x L x S x A)` for costs, zero in the padding.
+            Values begin there, or at `high` where it is larger; the steps follow the base itself.
         sign: -1 to lower what is played in proportion to its base, +1 to raise it.
         step: c in eta_t = c / sqrt(t) or c / sqrt(T), after episode t of T.
         schedule: "sqrt_t" or "sqrt_T", which of the two.
@@ -56,9 +56,8 @@ class OGDAdversary(Process):
         if base.dim() not in (self._axes, self._axes + 1):
             shape = "([runs x] m x L x S x A) for costs, as low is negative" if low < 0 else "([runs x] L x S x A) for rewards"
             raise InvalidInput(f"The base of OGDAdversary has shape {tuple(base.shape)}; expected {shape}.")
-        self._high = _caps(high, base, self.low)
-        self._base = torch.minimum(base, self._high)
-        self._values = self._base
+        self._high, self._base = _caps(high, base, self.low), base
+        self._values = torch.minimum(base, self._high)
         self.episode = 0
 
     @property
