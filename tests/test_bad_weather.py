@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -24,32 +26,70 @@ def one_hot(layout: tc.Layout, index: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(target, layout.states).to(torch.float64) * layout.transition_mask()
 
 
-@st.composite
-def cmdps(draw: st.DrawFn) -> tc.LayeredCMDP:
-    """Small CMDPs of every odd kind: inner widths from 1, actions from 1, constraints from 0 to dozens."""
-    widths = (1, *draw(st.lists(st.integers(1, 4), max_size=3)), 1)
-    actions, constraints = draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 2, 24]))
-    plain = tc.random_cmdp(widths, actions, constraints, draw(st.integers(0, 99)), feasibility="any")
+def make(
+    widths: tuple[int, ...] = (1, 3, 2, 1),
+    actions: int = 2,
+    constraints: int = 2,
+    transitions: str = "dirichlet",
+    rewards: str = "uniform",
+    costs: str = "uniform",
+    seed: int = 0,
+) -> tc.LayeredCMDP:
+    """A CMDP of one of the odd kinds."""
+    plain = tc.random_cmdp(widths, actions, constraints, seed, feasibility="any")
     layout, real = plain.layout, plain.layout.pair_mask()
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    index = torch.randint(0, 4, layout.pair_shape, generator=generator)
-    kind = draw(st.sampled_from(TRANSITIONS))
+    index = torch.randint(0, 4, layout.pair_shape, generator=torch.Generator().manual_seed(seed))
     # "unreachable": every pair leads to state 0 of the next layer, the others are never seen
-    transitions = plain.transitions if kind == "dirichlet" else one_hot(layout, index * (kind == "deterministic"))
-    rewards = {
+    kernel = plain.transitions if transitions == "dirichlet" else one_hot(layout, index * (transitions == "deterministic"))
+    all_rewards = {
         "uniform": plain.rewards,
         "zero": torch.zeros_like(plain.rewards),
         "one": torch.ones_like(plain.rewards),
         "equal": torch.full_like(plain.rewards, 0.3),
-    }[draw(st.sampled_from(REWARDS))]
-    costs = {
+    }
+    all_costs = {
         "uniform": plain.costs,
         "plus one": torch.ones_like(plain.costs),
         "minus one": -torch.ones_like(plain.costs),
         "zero": torch.zeros_like(plain.costs),
         "duplicated": plain.costs[:1].expand_as(plain.costs),
-    }[draw(st.sampled_from(COSTS))]
-    return tc.LayeredCMDP(layout, transitions, rewards * real, costs * real)
+    }
+    return tc.LayeredCMDP(layout, kernel, all_rewards[rewards] * real, all_costs[costs] * real)
+
+
+NAMED = {
+    "widths of one": make(widths=(1, 1, 1, 1)),
+    "one step": make(widths=(1, 1)),
+    "one action": make(actions=1),
+    "no constraints": make(constraints=0),
+    "dozens of constraints": make(constraints=36),
+    "deterministic": make(transitions="deterministic"),
+    "unreachable states": make(transitions="unreachable"),
+    "equal rewards": make(rewards="equal"),
+    "no safe policy": make(costs="plus one"),
+    "everything safe": make(costs="minus one"),
+    "repeated constraints": make(constraints=5, costs="duplicated"),
+}
+
+
+@st.composite
+def cmdps(draw: st.DrawFn) -> tc.LayeredCMDP:
+    """Small CMDPs of every odd kind: inner widths from 1, actions from 1, constraints from 0 to dozens."""
+    return make(
+        (1, *draw(st.lists(st.integers(1, 4), max_size=3)), 1),
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from([0, 1, 2, 24])),
+        draw(st.sampled_from(TRANSITIONS)),
+        draw(st.sampled_from(REWARDS)),
+        draw(st.sampled_from(COSTS)),
+        draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize("key", LEARNERS)
+def test_every_learner_survives_every_named_kind(key: str, kind: str) -> None:
+    survive(key, NAMED[kind], SETTINGS[key])
 
 
 @pytest.mark.parametrize("key", LEARNERS)
@@ -57,7 +97,11 @@ def cmdps(draw: st.DrawFn) -> tc.LayeredCMDP:
 @given(cmdp=cmdps(), small=st.booleans())
 def test_every_learner_survives_every_cmdp(key: str, small: bool, cmdp: tc.LayeredCMDP) -> None:
     """With the settings that the learner comes with, and with small confidence widths, where constraints bind early."""
-    options = SETTINGS[key] if small else {}
+    survive(key, cmdp, SETTINGS[key] if small else {})
+
+
+def survive(key: str, cmdp: tc.LayeredCMDP, options: dict[str, Any]) -> None:
+    """Play some episodes, and look at every number."""
     learner, env = LEARNERS[key](cmdp.layout, cmdp.constraints, EPISODES, runs=RUNS, **options), simulator(cmdp, RUNS)
     tracker = tc.Tracker(env)
     for _ in range(EPISODES):

@@ -133,7 +133,7 @@ def test_command_plays_reports_and_reads_back(tmp_path, capsys) -> None:
     arguments = ["paper", *names, "--episodes", "12", "--runs", "2", "--jobs", "1", "--logdir", str(tmp_path)]
     assert main(arguments) == 0
     printed, folder = capsys.readouterr(), tmp_path / "paper"
-    report = (folder / "report.md").read_text()
+    report = (folder / "report-partial.md").read_text()
     assert "the policies converge to the safe set" in printed.out and "adversarial rewards and costs: alpha-regret" in report
     assert "about 0 s left" in printed.err
     for name in names:
@@ -153,7 +153,7 @@ def test_command_plays_reports_and_reads_back(tmp_path, capsys) -> None:
     assert list((folder / "simplex-1" / "theory" / "wc-ops").glob("events.*"))
     before = {path: path.read_bytes() for path in folder.rglob("*.csv")}
     assert main(arguments) == 0 and "about 0 s left" in capsys.readouterr().err
-    assert (folder / "report.md").read_text() == report
+    assert (folder / "report-partial.md").read_text() == report
     assert {path: path.read_bytes() for path in folder.rglob("*.csv")} == before
 
 
@@ -172,7 +172,7 @@ def test_interrupted_experiments_say_so_and_go_on(tmp_path, capsys, monkeypatch)
 
     monkeypatch.setattr(experiment.WatchedSimulator, "rollout", interrupted)
     assert main(arguments) == 130 and "the same command continues" in capsys.readouterr().err
-    assert not (tmp_path / "paper" / "report.md").exists()
+    assert not (tmp_path / "paper" / "report-partial.md").exists()
     assert main(arguments) == 0
     again = experiment.play(experiment.Job("simplex-1", "theory", 30, 2, tmp_path / "paper" / "simplex-1", False))
     assert torch.equal(again.policies["WC-OPS"], whole.policies["WC-OPS"])
@@ -183,6 +183,7 @@ def test_interrupted_experiments_say_so_and_go_on(tmp_path, capsys, monkeypatch)
     ("arguments", "sentence"),
     [
         (["stochastic1"], "did you mean stochastic-1?"),
+        (["--quick", "stochastic-1"], "names of experiments come first"),
         (["--runs", "1"], "--runs is 1; the report needs intervals"),
         (["--jobs", "0"], "--jobs is 0"),
         (["--episode", "5"], "did you mean --episodes?"),

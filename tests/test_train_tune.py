@@ -59,6 +59,9 @@ def test_horizons_and_threshold_print_their_tables(tmp_path: Path, capsys) -> No
 def test_the_practical_constants_name_the_study_that_found_them() -> None:
     assert set(PRACTICAL_SCALES) == set(START) and STUDY_COMMAND.startswith("python -m train tune")
     assert all(BOX[name][0] <= value <= BOX[name][1] for name, value in PRACTICAL_SCALES.items())
+    study = json.loads((Path(__file__).parents[1] / "docs" / "study.json").read_text())
+    assert study["command"] == STUDY_COMMAND
+    assert {name: float(f"{study['tuned'][name]:.2g}") for name in PRACTICAL_SCALES} == PRACTICAL_SCALES
 
 
 def test_instances_change_as_they_say() -> None:

@@ -44,6 +44,13 @@ def environment(instances: Tensor, seed: int) -> tc.Simulator:
     return tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=len(instances), seed=seed)
 
 
+def changing_environment(instances: Tensor, seed: int) -> tc.Simulator:
+    """Costs that change: where they do not, an expected cost estimate is exact whatever its weights are."""
+    cmdp = tc.stack_cmdps([CMDPS[i] for i in instances.tolist()])
+    costs = tc.Switching([cmdp.costs, cmdp.layout.pair_mask() * (0.5 + cmdp.costs / 2)], at=[2])
+    return tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), costs, runs=len(instances), seed=seed)
+
+
 def log_point(runs: int) -> Tensor:
     return torch.tensor([POINT[name] for name in SCALES], dtype=torch.float64).log().repeat(runs, 1)
 
@@ -64,8 +71,14 @@ def test_forward_and_reverse_mode_agree(feedback: str, memory: float) -> None:
     assert torch.equal(forward.played.parts, reverse.played.parts)
 
 
-def test_expected_feedback_passes_gradcheck() -> None:
-    study = Study(environment, 2, 6, weight=2.0)
+@pytest.mark.parametrize(
+    ("threshold", "cap", "matters"),
+    [(8e-4, 1e-2, "threshold_scale"), (1e-6, 1e-4, "cap_scale")],
+    ids=["below its cap", "at its cap"],
+)
+def test_expected_feedback_passes_gradcheck(threshold: float, cap: float, matters: str) -> None:
+    """Once where Gamma follows the threshold, and once where it is at its cap."""
+    study = Study(changing_environment, 2, 8, weight=2.0)
     instances = torch.arange(2)
 
     def objective(log_scales: Tensor) -> Tensor:
@@ -73,7 +86,10 @@ def test_expected_feedback_passes_gradcheck() -> None:
         return study.objective(study.play(scales, instances, 0, feedback="expected").parts)
 
     start = log_point(2)
-    start[:, 4:] -= 4  # the threshold must lie below the costs of an expected path for Gamma to react
+    start[:, 4:] = torch.tensor([threshold, cap], dtype=torch.float64).log()
+    (slopes,) = torch.autograd.grad(objective(point := start.clone().requires_grad_()).sum(), [point])
+    for name in (*SCALES[:4], matters):
+        assert slopes[:, SCALES.index(name)].abs().max() > 1e-6, f"{name} does not matter here, and so is not tested"
     assert torch.autograd.gradcheck(objective, [start.requires_grad_()], atol=1e-6, rtol=1e-4, check_forward_ad=True)
 
 

@@ -23,7 +23,7 @@ def expected_value(values: Tensor, occupancy: Tensor) -> Tensor:
 
 
 class Comparators:
-    """The best safe policy, the best policy and rho of the rewards and costs of a simulator (ALGORITHMS section h).
+    """The best safe policy, the best policy and rho of the rewards and costs of a simulator.
 
     Where neither process changes they are those of the CMDP's means. Where one does, they are those of the episodes up to the
     last recorded point: mean rewards, mean costs, and the largest cost of every pair; a process that does not change counts with

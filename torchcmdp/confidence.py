@@ -75,7 +75,7 @@ class Intervals:
         return torch.cat([self.upper, -self.lower, real], dim=-1).flatten(-3, -2)
 
     def optimistic(self, values: Tensor, *, maximise: bool = True, layer: int | None = None) -> Tensor:
-        """The exact max (or min) over the set of sum_y p(y) f(y), for every pair and every column f (ALGORITHMS section b).
+        """The exact max (or min) over the set of sum_y p(y) f(y), for every pair and every column f.
 
         The row problem max {<p, f> : lower <= p <= upper, sum p = 1} is a linear programme with one coupling constraint, so its
         dual min_c c + sum_y upper relu(f_y - c) - lower relu(c - f_y) has its minimum at some c = f_j: no sort is needed. Where
@@ -156,7 +156,7 @@ def _contract(weights: Tensor, terms: Tensor, actions: int) -> Tensor:
 
 
 def transition_log_term(layout: Layout, horizon: int, delta: float) -> float:
-    """ln(T |X| |A| / delta), the logarithm in every transition width (ALGORITHMS a.1, D7)."""
+    """ln(T |X| |A| / delta), the logarithm in every transition width (D7)."""
     return math.log(horizon * layout.total_states * layout.actions / delta)
 
 

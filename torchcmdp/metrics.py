@@ -20,7 +20,7 @@ __all__ = ["Tracker", "episode_regret", "expected_value", "growth_exponent", "me
 
 
 def episode_regret(rewards: Tensor, comparator: Tensor, occupancy: Tensor) -> Tensor:
-    """<r_t, q* - q_t>, one term of the regret (ALGORITHMS section h): `(...)`.
+    """<r_t, q* - q_t>, one term of the regret: `(...)`.
 
     Args:
         rewards, comparator, occupancy: `(... x L x S x A)`; batch shapes broadcast.

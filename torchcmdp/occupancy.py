@@ -9,7 +9,7 @@ from torchcmdp.layout import Layout
 
 
 def occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
-    """The occupancy q^{P,pi}(x,a,y) of a policy, by the forward recursion over layers (ALGORITHMS section 0).
+    """The occupancy q^{P,pi}(x,a,y) of a policy, by the forward recursion over layers.
 
     Args:
         policy: `(... x L x S x A)`.

@@ -31,7 +31,7 @@ class Optimum:
 
 
 def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor | None = None) -> Optimum:
-    """OPT_G: max <r, q> over occupancies of the true transitions with <g_i, q> <= 0 for every i (ALGORITHMS section h).
+    """OPT_G: max <r, q> over occupancies of the true transitions with <g_i, q> <= 0 for every i.
 
     An exact linear program: the optimistic one of `torchcmdp.optimistic` with the true kernel as the only plausible one, solved for
     the whole batch at once.
@@ -95,7 +95,7 @@ def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
 
 
 def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
-    """By how much the safest policy keeps every cost below zero in every pair it may visit (ALGORITHMS section h).
+    """By how much the safest policy keeps every cost below zero in every pair it may visit.
 
     rho = max_q min over pairs with q(x,a) > 0 and constraints i of -g_i(x,a), by a bottleneck recursion over the layers: negative
     if every policy may meet a positive cost, +inf without constraints. A successor is possible where its probability is not zero.

@@ -1,4 +1,4 @@
-"""The theorems' bounds as curves (ALGORITHMS section h). Their constants are large: read them as orders of magnitude."""
+"""The theorems' bounds as curves. Their constants are large: read them as orders of magnitude."""
 
 from __future__ import annotations
 

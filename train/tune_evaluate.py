@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,15 @@ def stage(folder: Path, name: str, config: Mapping[str, Any], function: Callable
     """The function's result, kept as JSON in the folder, and read from there where it was made with the same settings."""
     file = folder / "stages" / f"{name}.json"
     settings = json.loads(json.dumps(config))
-    if file.exists():
+    try:
         kept = json.loads(file.read_text())
         if kept["config"] == settings:
             return kept["result"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # missing or damaged: it is made again
     result = json.loads(json.dumps(function()))
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"config": settings, "result": result}))
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"config": settings, "result": result}))
+    os.replace(temporary, file)
     return result

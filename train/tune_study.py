@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -89,7 +88,7 @@ class Options:
     fresh: bool = False
     """Forget what the folder holds and start over."""
     quick: bool = False
-    """A minute's version: short horizon, few steps, few instances."""
+    """A minute's version, into LOGDIR/NAME-quick: short horizon, few steps, few instances, whatever else was asked for."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -97,12 +96,12 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Options, arguments, prog="python -m train tune")
     if options.quick:
         small: dict[str, Any] = {"horizon": 200, "steps": 5, "instances": 2, "repeats": 1, "held_out": 4, "front_steps": 1}
-        options = Options(**{**asdict(options), **small})
+        options = Options(**{**asdict(options), **small, "name": f"{options.name}-quick"})
     folder = _check(options)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    if options.fresh and folder.exists():
-        shutil.rmtree(folder)
+    if options.fresh:
+        _forget(folder)
     folder.mkdir(parents=True, exist_ok=True)
     work = Work(options, folder, sys.stderr.isatty())
     report = work.run()
@@ -121,6 +120,16 @@ def _check(options: Options) -> Path:
     if options.seed + options.instances > HELD_OUT:
         raise tc.InvalidInput(f"--seed is {options.seed}; training seeds must stay below {HELD_OUT}, where the unseen ones begin.")
     return experiment_folder(options.logdir, options.name)
+
+
+def _forget(folder: Path) -> None:
+    """Remove what an earlier study wrote, and nothing else."""
+    for part in ("stages", "descent", "descent_weight_*"):
+        for old in folder.glob(part):
+            for file in old.iterdir():
+                file.unlink()
+    for name in ("report.md", "study.json", "sensitivity.png", "front.png"):
+        (folder / name).unlink(missing_ok=True)
 
 
 class Work:

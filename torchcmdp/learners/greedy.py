@@ -14,7 +14,7 @@ from torchcmdp.projection import SafeSet
 
 
 class Greedy(OptCMDP):
-    """OptCMDP without confidence intervals (ALGORITHMS section e).
+    """OptCMDP without confidence intervals.
 
     The averages of a pair that was never visited are reward 0, costs 0 and uniform transitions, so nothing makes it curious: it may
     never try the action that it needs, and then its regret is linear.

@@ -23,7 +23,7 @@ PROGRAM_OPTIONS = tuple(optimistic_optimum.__kwdefaults__ or {})
 
 
 class OptCMDP(EmpiricalLearner):
-    """OptCMDP (Efroni, Mannor and Pirotta, Algorithm 1) in every run of a batch (ALGORITHMS section c).
+    """OptCMDP (Efroni, Mannor and Pirotta, Algorithm 1) in every run of a batch.
 
     Where no plausible occupancy is safe, the linear program allows the least violation, and `diagnostics()["Solver/infeasible"]`
     says so. Before the first episode every policy is optimal; it plays the uniform one.

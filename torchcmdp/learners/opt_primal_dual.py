@@ -24,7 +24,7 @@ WIDTH_KINDS = tuple(kind for kind in CONFIDENCE_KINDS if kind != "l1")
 
 
 class OptPrimalDual(EmpiricalLearner):
-    """OptPrimalDual-CMDP in every run of a batch (ALGORITHMS section d).
+    """OptPrimalDual-CMDP in every run of a batch.
 
     Every episode evaluates the policy played, optimistically and with the data of the episodes before it: with averages r, g and P,
     and V = 0 after the last layer,

@@ -26,7 +26,7 @@ from torchcmdp.trajectory import Trajectory
 class PDBPS(Learner):
     """PDB-PS with the primal learner FS-PODB (Stradi et al. 2025, arXiv 2410.02269) in every run of a batch: a reconstruction.
 
-    No code of it is public, and its text was not at hand. What this class does, and how sure it is (ALGORITHMS section f):
+    No code of it is public. What this class does, and how sure we are that it is what was meant:
 
     | piece | what is done | confidence |
     | --- | --- | --- |

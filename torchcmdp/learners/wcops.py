@@ -80,7 +80,7 @@ class WCOPS(Learner):
         width_scale: Multiplies the transition widths.
         threshold_scale: Multiplies C_t where Gamma starts.
         cap_scale: Multiplies C_t where Gamma ends.
-        violation_threshold: "paper", or "empirical": C_t computed from the widths in force (ALGORITHMS a.6).
+        violation_threshold: "paper", or "empirical": C_t computed from the widths in force.
         confidence: "entrywise" (the paper's), "l1" or "bernstein". Of an L1 ball the projection sees the tightest box around it.
         projection: "newton" or "cvxpy".
         projection_options: Further keyword arguments of `project`.

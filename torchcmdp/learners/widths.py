@@ -22,10 +22,11 @@ def feedback_widths(
     delta: float,
     bonus_scale: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """beta^r and beta^g, how far the mean reward and the mean costs of a pair may lie from their averages (ALGORITHMS section c).
+    """beta^r and beta^g, how far the mean reward and the mean costs of a pair may lie from their averages.
 
     "published" takes beta^g = sqrt(2 iota' / N) with iota' = ln(6 |X| |A| (m + 1) T / delta) and N = max(1, visits), "matched"
-    takes WC-OPS's cost bonus. Rewards have half the range of costs, and so half their width: sqrt(iota' / (2 N)) as published.
+    takes WC-OPS's cost bonus. Rewards have half the range of costs, and so half their width in both modes: sqrt(iota' / (2 N)) is
+    Hoeffding's for [0, 1], where the published learner takes the width of costs.
 
     Args:
         mode: "published" or "matched".

@@ -24,7 +24,7 @@ BACKENDS = ("auto", "compiled", "torch")
 def optimistic_optimum(
     rewards: Tensor, safe_set: SafeSet, *, max_iterations: int = 2000, backend: str = "auto", fixed_iterations: int | None = None
 ) -> OptimisticOptimum:
-    """max <rewards, q> over q in the safe set, jointly over policies and kernels in the intervals (ALGORITHMS section c).
+    """max <rewards, q> over q in the safe set, jointly over policies and kernels in the intervals.
 
     For given multipliers the best q is an optimistic backward recursion; the mixture of such q that is best among the safe ones
     comes from a simplex method with m + 1 rows, for which that recursion is the pricing step. Where no q is safe, the least

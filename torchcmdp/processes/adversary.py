@@ -1,4 +1,4 @@
-"""The paper's adversary: online gradient descent against the policy that was played (ALGORITHMS section g)."""
+"""The paper's adversary: online gradient descent against the policy that was played."""
 
 from __future__ import annotations
 

@@ -5,30 +5,33 @@ from __future__ import annotations
 import difflib
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
 import torchcmdp as tc
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, TorchCMDPError
 from train import check_positive, experiment_folder, parse
 from train.paper.experiment import Job, Outcome, play
 from train.paper.presets import PRESETS
 
-QUICK_EPISODES = 300
+EPISODES, QUICK_EPISODES = 10_000, 300
 
 
 @dataclass
 class Options:
     """Play the paper's experiments and report which of its claims hold; without names, all of them.
 
-    Names: stochastic-1 to -3, adversarial-reward-1 and -2, adversarial-1 and -2, simplex-1 to -3, waking-switching and
-    waking-stochastic. Into LOGDIR/NAME go report.md and a folder an experiment with regret.png, violation.png,
+    Names come before options: stochastic-1 to -3, adversarial-reward-1 and -2, adversarial-1 and -2, simplex-1 to -3,
+    waking-switching and waking-stochastic. Into LOGDIR/NAME go report.md and a folder an experiment with regret.png, violation.png,
     positive_violation.png (and simplex.png), summary.csv and TensorBoard runs that overlay the learners. The same command
     continues what was interrupted and reads what is finished.
 
@@ -39,14 +42,14 @@ class Options:
       tensorboard --logdir runs/paper
     """
 
-    episodes: int = 10_000
-    """Episodes of every run."""
+    episodes: int | None = None
+    """Episodes of every run; 10,000 by default, 300 with --quick."""
     runs: int = 10
     """Independent runs of every learner; the intervals are over them."""
     jobs: int | None = None
     """Processes that share the experiments; one a core by default."""
     quick: bool = False
-    """300 episodes of everything, into LOGDIR/NAME-quick: to see that all of it works, not to believe its numbers."""
+    """Few episodes of everything, into LOGDIR/NAME-quick: to see that all of it works, not to believe its numbers."""
     name: str = "paper"
     """Folder of the experiments inside LOGDIR."""
     logdir: str = "runs"
@@ -62,11 +65,10 @@ def main(arguments: Sequence[str]) -> int:
     check_positive(episodes=options.episodes, runs=options.runs, jobs=options.jobs)
     if options.runs < 2:
         raise InvalidInput("--runs is 1; the report needs intervals over runs, and so at least 2.")
-    if options.quick:
-        options.episodes, options.name = QUICK_EPISODES, f"{options.name}-quick"
-    folder = experiment_folder(options.logdir, options.name)
+    folder = experiment_folder(options.logdir, f"{options.name}-quick" if options.quick else options.name)
+    episodes = options.episodes or (QUICK_EPISODES if options.quick else EPISODES)
     jobs = [
-        Job(name, family, options.episodes, options.runs, folder / name, options.fresh)
+        Job(name, family, episodes, options.runs, folder / name, options.fresh)
         for name in names
         for family in PRESETS[name].families
     ]
@@ -80,10 +82,9 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         write_experiment(folder / name, [outcome for outcome in outcomes if outcome.job.preset == name])
     command = " ".join(["python -m train paper", *arguments])
-    print(write_report(folder / "report.md", outcomes, command))
-    print(
-        f"\nReport: {folder / 'report.md'}; figures and tables: {folder}/<experiment>/; TensorBoard: tensorboard --logdir {folder}"
-    )
+    report = folder / ("report.md" if len(names) == len(PRESETS) else "report-partial.md")  # a part never replaces the whole
+    print(write_report(report, outcomes, command))
+    print(f"\nReport: {report}; figures and tables: {folder}/<experiment>/; TensorBoard: tensorboard --logdir {folder}")
     return 0
 
 
@@ -96,6 +97,9 @@ def _names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             near = difflib.get_close_matches(name, PRESETS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(PRESETS)}."
             raise InvalidInput(f"{name!r} is not an experiment of the paper; {hint}")
+    for before, name in pairwise(arguments[split:]):
+        if name in PRESETS and before not in ("--name", "--logdir"):
+            raise InvalidInput(f"{name} stands after an option; names of experiments come first, as in paper {name} --quick.")
     return names or list(PRESETS), list(arguments[split:])
 
 
@@ -117,6 +121,7 @@ def _play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
     context = multiprocessing.get_context("spawn")
     counter = context.Value("q", 0)
     progress = Progress(jobs, counter)
+    signal.signal(signal.SIGTERM, _on_termination)
     with ProcessPoolExecutor(min(workers, len(jobs)), context, _become_worker, (counter,)) as pool:
         order = sorted(range(len(jobs)), key=lambda j: -jobs[j].total)
         futures = {pool.submit(_work, jobs[j]): j for j in order}
@@ -126,7 +131,24 @@ def _play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
                 progress.finished(jobs[futures[future]])
         except KeyboardInterrupt:  # the workers were interrupted as well, and save what they have
             pool.shutdown(cancel_futures=True)
+        except BrokenProcessPool:
+            raise TorchCMDPError("a worker process was killed; the same command continues from the last checkpoints.") from None
+        except TorchCMDPError:
+            _stop_workers()  # they save what they have
+            pool.shutdown(cancel_futures=True)
+            raise
     return [done[j] for j in sorted(done)]
+
+
+def _on_termination(number: int, frame: Any) -> NoReturn:
+    """Ask the workers to save and stop, which ctrl-C does by itself."""
+    _stop_workers()
+    raise KeyboardInterrupt
+
+
+def _stop_workers() -> None:
+    for worker in multiprocessing.active_children():
+        worker.terminate()
 
 
 def _compile_kernels() -> None:

@@ -106,6 +106,7 @@ WAKING = (
     Player("wc-ops", "WC-OPS, threshold x 0.001", {"threshold_scale": 1e-3}),
     Player("wc-ops", "WC-OPS, threshold x 0.0001", {"threshold_scale": 1e-4}),
     Player("wc-ops", "WC-OPS, empirical threshold", {"violation_threshold": "empirical"}),
+    TUNED,
 )
 
 PRESETS: Mapping[str, Preset] = {
@@ -185,7 +186,7 @@ def _made_safe(cmdp: tc.LayeredCMDP, costs: Tensor) -> Tensor:
 
 
 def learner(player: Player, preset: Preset, cmdp: tc.LayeredCMDP, family: str, episodes: int, runs: int) -> Learner:
-    """The learner with the family's constants, where it has them; widths are matched to WC-OPS's (ALGORITHMS section c)."""
+    """The learner with the family's constants, where it has them; widths are matched to WC-OPS's."""
     scales = FAMILIES[family]
     own: dict[str, Any] = {
         "wc-ops": dict(scales),
