@@ -141,7 +141,7 @@ def _run(
 ) -> tc.RunResult:
     who = learner(player, preset, cmdp, job.family, job.episodes, runs or job.runs)
     logdir = job.folder / folder / player.folder
-    every = max(1, job.episodes // POINTS)
+    every = max(10, job.episodes // POINTS)  # a logging point costs as much as some episodes
     return tc.run(who, env, job.episodes, logdir, every, progress=False, fresh=job.fresh, images=False)
 
 
