@@ -137,27 +137,37 @@ def test_the_estimator_is_unbiased_and_the_pathwise_one_is_not() -> None:
     assert max(pathwise_errors) > 5
 
 
-def test_the_estimator_is_unbiased_in_the_cap() -> None:
-    """Where Gamma is often at its cap; kinks in Gamma ask for a short step, and that for many runs."""
-    names, runs, h = SCALES, 12000, 0.02
-    two_path = tc.two_path_cmdp()
+@pytest.mark.parametrize(
+    ("name", "cmdp", "horizon", "threshold", "cap", "h", "runs"),
+    [
+        ("cap_scale", tc.two_path_cmdp(), 8, 4e-4, 1e-3, 0.02, 12_000),
+        ("threshold_scale", tc.single_state_cmdp([0.9, 0.2], [[0.4, -0.4]]), 10, 3.03e-3, 0.1, 0.004, 40_000),
+    ],
+    ids=["cap", "threshold"],
+)
+def test_the_estimator_is_unbiased_where_gamma_reacts(
+    name: str, cmdp: tc.LayeredCMDP, horizon: int, threshold: float, cap: float, h: float, runs: int
+) -> None:
+    """Gamma has kinks where the path's cost meets its threshold or cap: differences over a long step would straddle them."""
 
     def world(instances: Tensor, seed: int) -> tc.Simulator:
-        costs = tc.Bernoulli(two_path.costs, low=-1)
-        return tc.Simulator(two_path, tc.Bernoulli(two_path.rewards), costs, runs=len(instances), seed=seed)
+        costs = tc.Bernoulli(cmdp.costs, low=-1)
+        return tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), costs, runs=len(instances), seed=seed)
 
-    study, instances = Study(world, 1, 8, weight=2.0), torch.zeros(runs, dtype=torch.int64)
-    point = torch.tensor([2.0, 0.5, 0.1, 0.1, 4e-4, 1e-3], dtype=torch.float64).log()
-    direction = torch.eye(len(names), dtype=torch.float64)[names.index("cap_scale")]
-    found = run_derivatives(study, forward_derivative(study, names, point.repeat(runs, 1), direction.repeat(runs, 1), instances, 1))
+    study, instances = Study(world, 1, horizon, weight=2.0), torch.zeros(runs, dtype=torch.int64)
+    point = torch.tensor([2.0, 0.5, 0.1, 0.1, threshold, cap], dtype=torch.float64).log()
+    direction = torch.eye(len(SCALES), dtype=torch.float64)[SCALES.index(name)]
+    found = run_derivatives(
+        study, forward_derivative(study, SCALES, point.repeat(runs, 1), direction.repeat(runs, 1), instances, 1)
+    )
     up, down = (
-        study.objective(study.play(dict(zip(names, (point + s * direction).exp(), strict=True)), instances, 2).parts)
+        study.objective(study.play(dict(zip(SCALES, (point + s * direction).exp(), strict=True)), instances, 2).parts)
         for s in (h, -h)
     )
     difference = (up - down) / (2 * h)
     error = (found.var() / runs + difference.var() / runs).sqrt()
     assert abs(found.mean() - difference.mean()) < 2.58 * error
-    assert abs(found.mean()) > 2.58 * (found.var() / runs).sqrt(), "the cap must matter here"
+    assert abs(found.mean()) > 2.58 * (found.var() / runs).sqrt(), f"{name} must matter here"
 
 
 def test_the_unbiased_estimator_explodes_with_the_horizon_and_the_mixed_one_does_not() -> None:
