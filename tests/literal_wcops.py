@@ -42,7 +42,7 @@ class LiteralWCOPS:
         eta: float,
         gamma: float,
         bonus_scale: float = 1.0,
-        width_scale: float = 1.0,
+        radius_scale: float = 1.0,
         threshold_scale: float = 1.0,
         cap_scale: float = 1.0,
         penalty: float = 50.0,
@@ -50,7 +50,7 @@ class LiteralWCOPS:
         self.n, self.A, self.m, self.T, self.delta = widths, actions, constraints, horizon, delta
         self.L, self.X = len(widths) - 1, sum(widths)
         self.eta, self.gamma, self.penalty = eta, gamma, penalty
-        self.bonus_scale, self.width_scale = bonus_scale, width_scale
+        self.bonus_scale, self.radius_scale = bonus_scale, radius_scale
         self.threshold_scale, self.cap_scale = threshold_scale, cap_scale
         self.q: Layers = [
             np.full((n, actions, after), 1 / (n * actions * after)) for n, after in zip(widths, widths[1:], strict=False)
@@ -112,7 +112,7 @@ class LiteralWCOPS:
                     visits = self.M[k][x, a].sum()
                     if visits == 0:
                         continue
-                    width = self.width_scale * math.sqrt(2 * self.n[k + 1] * log / visits)
+                    width = self.radius_scale * math.sqrt(2 * self.n[k + 1] * log / visits)
                     self.lower[k][x, a] = np.maximum(0, self.M[k][x, a] / visits - width)
                     self.upper[k][x, a] = np.minimum(1, self.M[k][x, a] / visits + width)
 

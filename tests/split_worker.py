@@ -37,7 +37,7 @@ def own_cmdps(runs: int, first_run: int) -> tuple[tc.WCOPS, tc.Simulator]:
     cmdp = tc.stack_cmdps(cmdps)
     env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=3, first_run=first_run)
     eta = torch.linspace(0.05, 0.5, RUNS, dtype=torch.float64)[first_run : first_run + runs]
-    return Stopping(cmdp.layout, 2, EPISODES, runs=runs, eta=eta, bonus_scale=0.1, width_scale=0.1), env
+    return Stopping(cmdp.layout, 2, EPISODES, runs=runs, eta=eta, bonus_scale=0.1, radius_scale=0.1), env
 
 
 def adversarial(runs: int, first_run: int) -> tuple[tc.WCOPS, tc.Simulator]:
@@ -46,7 +46,7 @@ def adversarial(runs: int, first_run: int) -> tuple[tc.WCOPS, tc.Simulator]:
     rewards = tc.Recorder(tc.OGDAdversary(cmdp.rewards, sign=-1, step=0.3), 8)
     costs = tc.Recorder(tc.OGDAdversary(cmdp.costs, sign=1, step=0.3, low=-1, high=tc.safe_caps(cmdp, 0.2)), EPISODES)
     env = tc.Simulator(cmdp, rewards, costs, runs=runs, seed=3, first_run=first_run)
-    return Stopping(cmdp.layout, 2, EPISODES, runs=runs, eta=0.2, bonus_scale=0.1, width_scale=0.1), env
+    return Stopping(cmdp.layout, 2, EPISODES, runs=runs, eta=0.2, bonus_scale=0.1, radius_scale=0.1), env
 
 
 KINDS = {"own-cmdps": own_cmdps, "adversarial": adversarial}

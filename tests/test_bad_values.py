@@ -196,7 +196,7 @@ CASES: dict[str, dict[str, Callable[[], Any]]] = {
         "eta": lambda: tc.WCOPS(LAYOUT, 1, 10, eta=-0.1),
         "gamma nan": lambda: tc.WCOPS(LAYOUT, 1, 10, gamma=NAN),
         "scale": lambda: tc.WCOPS(LAYOUT, 1, 10, bonus_scale=INF),
-        "a value a run": lambda: tc.WCOPS(LAYOUT, 1, 10, runs=3, width_scale=torch.ones(2)),
+        "a value a run": lambda: tc.WCOPS(LAYOUT, 1, 10, runs=3, radius_scale=torch.ones(2)),
         "projection": lambda: tc.WCOPS(LAYOUT, 1, 10, projection="neuton"),
         "confidence": lambda: tc.WCOPS(LAYOUT, 1, 10, confidence="bernstien"),
         "violation_threshold": lambda: tc.WCOPS(LAYOUT, 1, 10, violation_threshold="papr"),

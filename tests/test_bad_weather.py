@@ -23,7 +23,7 @@ COSTS = ("uniform", "plus one", "minus one", "zero", "duplicated")
 def one_hot(layout: tc.Layout, index: Tensor) -> Tensor:
     """Transitions that lead from pair (x, a) of layer k to successor `index[k, x, a]`, taken modulo the next width."""
     target = index % layout.next_widths().to(torch.int64)
-    return torch.nn.functional.one_hot(target, layout.states).to(torch.float64) * layout.transition_mask()
+    return torch.nn.functional.one_hot(target, layout.width).to(torch.float64) * layout.transition_mask()
 
 
 def make(

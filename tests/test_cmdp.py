@@ -161,7 +161,7 @@ def test_unroll_refuses_with_a_sentence(change: dict[str, object], message: str)
 
 def test_padding_is_exactly_zero() -> None:
     cmdp = unroll(*_stationary(), horizon=5)
-    assert isinstance(cmdp.layout, Layout) and min(cmdp.layout.widths[1:-1]) < cmdp.layout.states
+    assert isinstance(cmdp.layout, Layout) and min(cmdp.layout.widths[1:-1]) < cmdp.layout.width
     assert (cmdp.transitions[~cmdp.layout.transition_mask()] == 0).all()
     assert (cmdp.rewards[~cmdp.layout.pair_mask()] == 0).all()
     assert (cmdp.costs[:, ~cmdp.layout.pair_mask()] == 0).all()

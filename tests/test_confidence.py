@@ -17,7 +17,7 @@ from torchcmdp.confidence import (
     confidence_set,
     empirical_kernel,
     lower_occupancy,
-    transition_width,
+    transition_radius,
     upper_occupancy,
     upper_occupancy_visited,
     visited_pairs,
@@ -167,7 +167,7 @@ def test_optimistic_expectation_equals_the_row_programme_for_values_of_either_si
     generator = torch.Generator().manual_seed(1)
     _, box = random_box(LAYOUT, generator)
     values = (
-        torch.randn(LAYOUT.layers, LAYOUT.states, 3, generator=generator, dtype=torch.float64) - 2
+        torch.randn(LAYOUT.layers, LAYOUT.width, 3, generator=generator, dtype=torch.float64) - 2
     )  # padded entries are the largest
     values[:, :, 2] = values[:, :, 2].round()  # ties
     values[~LAYOUT.transition_mask()[:, 0, 0, :]] = 0
@@ -187,7 +187,7 @@ def test_ball_ignores_padding_when_values_are_negative() -> None:
     generator = torch.Generator().manual_seed(2)
     center, ball = random_ball(LAYOUT, generator)
     everything = L1Ball(center, 2.0 * LAYOUT.pair_mask().to(torch.float64), LAYOUT)
-    values = -1 - torch.rand(LAYOUT.layers, LAYOUT.states, 1, generator=generator, dtype=torch.float64)
+    values = -1 - torch.rand(LAYOUT.layers, LAYOUT.width, 1, generator=generator, dtype=torch.float64)
     values[~LAYOUT.transition_mask()[:, 0, 0, :]] = 0
     answer = everything.optimistic(values)
     for k, x, a in LAYOUT.pair_mask().nonzero().tolist():
@@ -223,7 +223,7 @@ def test_visited_bound_is_the_full_bound_at_the_visited_pairs(build) -> None:
 def test_box_around_a_ball_is_tight() -> None:
     generator = torch.Generator().manual_seed(5)
     center, ball = random_ball(LAYOUT, generator)
-    indicators = torch.eye(LAYOUT.states, dtype=torch.float64).expand(LAYOUT.layers, -1, -1)
+    indicators = torch.eye(LAYOUT.width, dtype=torch.float64).expand(LAYOUT.layers, -1, -1)
     mask = LAYOUT.transition_mask()
     assert torch.allclose((ball.optimistic(indicators) * mask), ball.upper, atol=1e-12)
     # every entry can reach its lower face as soon as another successor can take the mass
@@ -235,7 +235,7 @@ def test_widths_are_the_formulas() -> None:
     N, M = random_counts(LAYOUT, 40, 11)
     horizon, delta, scale = 1000, 0.01, torch.tensor([1.0, 0.05], dtype=torch.float64)
     iota = math.log(horizon * 11 * 3 / delta)
-    sets = {kind: confidence_set(kind, N, M, LAYOUT, horizon=horizon, delta=delta, width_scale=scale) for kind in CONFIDENCE_KINDS}
+    sets = {kind: confidence_set(kind, N, M, LAYOUT, horizon=horizon, delta=delta, radius_scale=scale) for kind in CONFIDENCE_KINDS}
     for j, k, x, a in (N > 0).nonzero().tolist():
         n, count = LAYOUT.widths[k + 1], float(N[j, k, x, a])
         radius = float(scale[j]) * math.sqrt(2 * n * iota / count)
@@ -255,12 +255,12 @@ def test_widths_are_the_formulas() -> None:
 
 def test_a_set_is_the_kernel_plus_minus_its_width() -> None:
     N, M = random_counts(LAYOUT, 40, 13)
-    like = {"horizon": 1000, "delta": 0.01, "width_scale": 0.02}
+    like = {"horizon": 1000, "delta": 0.01, "radius_scale": 0.02}
     center, mask = empirical_kernel(N, M, LAYOUT), LAYOUT.transition_mask()
     for kind in CONFIDENCE_KINDS:
         if kind == "l1":
             continue
-        width, box = transition_width(kind, N, M, LAYOUT, **like), confidence_set(kind, N, M, LAYOUT, **like)
+        width, box = transition_radius(kind, N, M, LAYOUT, **like), confidence_set(kind, N, M, LAYOUT, **like)
         assert (width[:, ~mask] == 0).all() and (width[:, mask] > 0).any()
         assert torch.equal(box.upper, (center + width).clamp_max(1) * mask)
         assert torch.equal(box.lower, (center - width).clamp_min(0))
@@ -270,7 +270,7 @@ def test_a_set_is_the_kernel_plus_minus_its_width() -> None:
 def test_unvisited_pairs_admit_everything_and_padding_nothing(kind: str) -> None:
     N, M = random_counts(LAYOUT, 3, 12)
     assert (N[:, LAYOUT.pair_mask()] == 0).any()
-    kernels = confidence_set(kind, N, M, LAYOUT, horizon=10, delta=0.1, width_scale=0.0)
+    kernels = confidence_set(kind, N, M, LAYOUT, horizon=10, delta=0.1, radius_scale=0.0)
     free = (N == 0).unsqueeze(-1) & LAYOUT.transition_mask()
     assert (kernels.lower[free] == 0).all() and (kernels.upper[free] == 1).all()
     pad = ~LAYOUT.transition_mask()
@@ -315,7 +315,7 @@ def test_everything_runs_on_meta_and_keeps_float32(kind: str) -> None:
         N = torch.zeros(3, *LAYOUT.pair_shape, device=device, dtype=dtype)
         M = torch.zeros(3, *LAYOUT.transition_shape, device=device, dtype=dtype)
         scale = torch.ones(3, device=device, dtype=dtype)
-        kernels = confidence_set(kind, N, M, LAYOUT, horizon=10, delta=0.1, width_scale=scale)
+        kernels = confidence_set(kind, N, M, LAYOUT, horizon=10, delta=0.1, radius_scale=scale)
         index = torch.zeros(3, LAYOUT.layers, dtype=torch.int64, device=device)
         policy = (LAYOUT.pair_mask(device).to(dtype) / 3).expand(3, -1, -1, -1)
         u = upper_occupancy_visited(kernels, policy, LAYOUT, index, index)

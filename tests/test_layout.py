@@ -10,7 +10,7 @@ from torchcmdp.layout import Layout
 def test_sizes() -> None:
     layout = Layout([1, 3, 2, 1], 2)
     assert layout.widths == (1, 3, 2, 1)
-    assert (layout.layers, layout.states, layout.total_states) == (3, 3, 7)
+    assert (layout.layers, layout.width, layout.total_states) == (3, 3, 7)
     assert layout.pair_shape == (3, 3, 2)
     assert layout.transition_shape == (3, 3, 2, 3)
 

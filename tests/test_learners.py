@@ -18,15 +18,15 @@ from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS, Learner
 from torchcmdp.trajectory import Trajectory
 
 HORIZON = 100
-SMALL: dict[str, Any] = {"bonus_scale": 0.05, "width_scale": 0.1}
+SMALL: dict[str, Any] = {"bonus_scale": 0.05, "radius_scale": 0.1}
 # settings with which a dozen episodes move every part of a learner
 SETTINGS: dict[str, dict[str, Any]] = {
     "wc-ops": {"eta": 0.4, "gamma": 0.1, "threshold_scale": 0.0002, **SMALL},
     "uob-reps": {"eta": 0.4, "gamma": 0.1, **SMALL},
     "opt-cmdp": SMALL,
     "greedy": {},
-    "opt-primal-dual": {"bonus_scale": 0.001, "width_scale": 0.001, "primal_step": 0.3, "dual_step": 0.2},
-    "pdb-ps": {"eta": 0.5, "gamma": 0.1, "share": 0.02, "dual_step": 0.2, "width_scale": 0.1},
+    "opt-primal-dual": {"bonus_scale": 0.001, "radius_scale": 0.001, "primal_step": 0.3, "dual_step": 0.2},
+    "pdb-ps": {"eta": 0.5, "gamma": 0.1, "share": 0.02, "dual_step": 0.2, "radius_scale": 0.1},
 }
 # solvers read their convergence on the host unless they are told how long to work; more iterations take the same path
 ON_META: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ def test_both_projections_learn_the_same(scale: float, tolerance: float) -> None
     played = {}
     for projection in ("newton", "cvxpy"):
         env = world(runs=2)
-        learner = tc.WCOPS(env.cmdp.layout, 1, 10_000, runs=2, projection=projection, bonus_scale=scale, width_scale=scale)
+        learner = tc.WCOPS(env.cmdp.layout, 1, 10_000, runs=2, projection=projection, bonus_scale=scale, radius_scale=scale)
         policies = []
         for _ in range(200):
             policies.append(learner.policy)
@@ -33,7 +33,7 @@ def test_both_projections_learn_the_same(scale: float, tolerance: float) -> None
 def test_newton_needs_few_iterations_over_a_long_run() -> None:
     env = world(runs=4, widths=(1, 4, 4, 4, 1), constraints=2)
     scales = torch.tensor([1.0, 0.3, 0.1, 0.03], dtype=torch.float64)
-    learner = tc.WCOPS(env.cmdp.layout, 2, 2000, runs=4, bonus_scale=scales, width_scale=scales)
+    learner = tc.WCOPS(env.cmdp.layout, 2, 2000, runs=4, bonus_scale=scales, radius_scale=scales)
     result = tc.run(learner, env, 2000, progress=False)
     assert 0 < result.mean_iterations < 5
     assert result.completed and result.elastic_fraction < 1

@@ -42,7 +42,7 @@ def know(learner: OptCMDP, cmdp: tc.LayeredCMDP, visits: float = 1000.0) -> None
 def test_known_model_without_widths_gives_the_safe_optimum(kind: type[OptCMDP]) -> None:
     for seed in range(5):
         cmdp = tc.random_cmdp(WIDTHS, ACTIONS, M, seed)
-        scales = {} if kind is Greedy else {"bonus_scale": 0.0, "width_scale": 0.0}
+        scales = {} if kind is Greedy else {"bonus_scale": 0.0, "radius_scale": 0.0}
         learner = kind(cmdp.layout, M, 1000, **scales)
         know(learner, cmdp)
         plan = optimistic_optimum(*learner.program())
@@ -53,7 +53,7 @@ def test_known_model_without_widths_gives_the_safe_optimum(kind: type[OptCMDP]) 
 def test_greedy_is_optcmdp_without_widths(widths: str) -> None:
     env = simulator(runs=3, seed=2)
     greedy = Greedy(env.cmdp.layout, M, 500, runs=3)
-    optimist = OptCMDP(env.cmdp.layout, M, 500, runs=3, bonus_scale=0.0, width_scale=0.0, widths=widths)
+    optimist = OptCMDP(env.cmdp.layout, M, 500, runs=3, bonus_scale=0.0, radius_scale=0.0, widths=widths)
     uniform = tc.uniform_policy(env.cmdp.layout).expand(3, -1, -1, -1)
     for _ in range(150):  # under the uniform policy every pair is visited, and then the conventions for N = 0 do not matter
         trajectory = env.rollout(uniform)
@@ -100,7 +100,7 @@ def inside(cmdp: tc.LayeredCMDP, rewards: torch.Tensor, safe_set: SafeSet) -> to
 def test_widths_enter_the_program() -> None:
     env = simulator(runs=2)
     layout = env.cmdp.layout
-    learner = OptCMDP(layout, M, 100, runs=2, bonus_scale=torch.tensor([0.01, 0.02], dtype=torch.float64), width_scale=0.01)
+    learner = OptCMDP(layout, M, 100, runs=2, bonus_scale=torch.tensor([0.01, 0.02], dtype=torch.float64), radius_scale=0.01)
     play(learner, env, 30)
     rewards, safe_set = learner.program()
     log = math.log(6 * layout.total_states * ACTIONS * (M + 1) * 100 / 0.01)
@@ -112,7 +112,7 @@ def test_widths_enter_the_program() -> None:
             assert math.isclose(float(safe_set.costs[j, 0, k, x, a]), max(-1, cost - scale * math.sqrt(2 * log / n)), abs_tol=1e-12)
     unseen = (learner.visits == 0) & layout.pair_mask()
     assert unseen.any() and (rewards[unseen] == 1).all() and (safe_set.costs.movedim(1, -1)[unseen] == -1).all()
-    like = {"horizon": 100, "delta": 0.01, "width_scale": torch.tensor([0.01, 0.01], dtype=torch.float64)}
+    like = {"horizon": 100, "delta": 0.01, "radius_scale": torch.tensor([0.01, 0.01], dtype=torch.float64)}
     expected = confidence_set("efroni", learner.visits, learner.transition_visits, layout, **like)
     assert torch.equal(safe_set.lower, expected.lower) and torch.equal(safe_set.upper, expected.upper)
 
@@ -137,7 +137,7 @@ def test_without_any_safe_policy_it_keeps_the_violation_least(kind: type[OptCMDP
     cmdp = tc.random_cmdp(WIDTHS, ACTIONS, 1, 0)
     costs = tc.Fixed(0.5 * cmdp.layout.pair_mask().to(torch.float64).unsqueeze(0))
     env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), costs, runs=2)
-    scales = {} if kind is Greedy else {"bonus_scale": 0.001, "width_scale": 0.001}
+    scales = {} if kind is Greedy else {"bonus_scale": 0.001, "radius_scale": 0.001}
     learner = kind(cmdp.layout, 1, 400, runs=2, **scales)
     play(learner, env, 400)
     assert (learner.diagnostics()["Solver/infeasible"] == 1).all()
@@ -150,7 +150,7 @@ def test_without_any_safe_policy_it_keeps_the_violation_least(kind: type[OptCMDP
 def test_optcmdp_learns_the_safe_optimum() -> None:
     env = simulator(runs=4, seed=5)
     optimum = tc.safe_optimum(env.cmdp).value
-    learner = OptCMDP(env.cmdp.layout, M, 1500, runs=4, bonus_scale=0.2, width_scale=0.2)
+    learner = OptCMDP(env.cmdp.layout, M, 1500, runs=4, bonus_scale=0.2, radius_scale=0.2)
     play(learner, env, 1500)
     occupancy = tc.pair_occupancy_of(learner.policy, env.cmdp.transitions)
     assert (expected_value(env.cmdp.rewards, occupancy) > optimum - 0.15).all()

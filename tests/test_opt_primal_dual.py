@@ -44,9 +44,9 @@ class Literal:
     """One run of section d, loop by loop and sharing no code with the library."""
 
     def __init__(
-        self, widths: tuple[int, ...], A: int, m: int, gap: float, mode: str, bonus_scale: float, width_scale: float
+        self, widths: tuple[int, ...], A: int, m: int, gap: float, mode: str, bonus_scale: float, radius_scale: float
     ) -> None:
-        self.n, self.A, self.m, self.mode, self.scales = widths, A, m, mode, (bonus_scale, width_scale)
+        self.n, self.A, self.m, self.mode, self.scales = widths, A, m, mode, (bonus_scale, radius_scale)
         self.L, self.X = len(widths) - 1, sum(widths)
         rho = self.L / max(gap, 0.05 * self.L)
         self.t_lambda = math.sqrt(self.L**2 * m * HORIZON / rho**2)
@@ -57,7 +57,7 @@ class Literal:
         self.R = [np.zeros((n, A)) for n in widths[:-1]]
         self.G = [np.zeros((m, n, A)) for n in widths[:-1]]
 
-    def transition_width(self, mean: float, N: float, after: int) -> float:
+    def transition_radius(self, mean: float, N: float, after: int) -> float:
         if N == 0:
             return 1.0
         if self.mode == "matched":
@@ -80,7 +80,7 @@ class Literal:
                 for a in range(self.A):
                     N = self.M[k][x, a].sum()
                     P = self.M[k][x, a] / N if N else np.full(self.n[k + 1], 1 / self.n[k + 1])
-                    B = self.L * sum(self.transition_width(p, N, self.n[k + 1]) for p in P) if self.n[k + 1] > 1 else 0.0
+                    B = self.L * sum(self.transition_radius(p, N, self.n[k + 1]) for p in P) if self.n[k + 1] > 1 else 0.0
                     N = max(N, 1)
                     r = self.R[k][x, a] / N + self.scales[0] * math.sqrt(iota / (2 * N)) + B + P @ Vr
                     Qr[k][x, a] = min(max(r, 0), self.L - k)
@@ -109,7 +109,7 @@ class Literal:
 def test_it_is_the_literal_algorithm(mode: str, scale: float, cmdp: LayeredCMDP) -> None:
     layout, gap = cmdp.layout, 0.7
     cmdp = LayeredCMDP(layout, cmdp.transitions, cmdp.rewards, (cmdp.costs + 0.6).clamp_max(1) * layout.pair_mask())
-    settings: dict[str, Any] = {"widths": mode, "bonus_scale": scale, "width_scale": scale}
+    settings: dict[str, Any] = {"widths": mode, "bonus_scale": scale, "radius_scale": scale}
     learner = OptPrimalDual(layout, 2, HORIZON, DELTA, slater_gap=gap, **settings)
     literal = Literal(layout.widths, layout.actions, 2, gap, mode, scale, scale)
     env, priced = simulator(cmdp), False
@@ -162,7 +162,7 @@ def test_evaluation_is_optimistic(mode: str, cmdp: LayeredCMDP) -> None:
 
 
 def test_without_widths_a_known_model_is_evaluated_exactly(cmdp: LayeredCMDP) -> None:
-    learner = OptPrimalDual(cmdp.layout, 2, HORIZON, runs=2, bonus_scale=0.0, width_scale=0.0)
+    learner = OptPrimalDual(cmdp.layout, 2, HORIZON, runs=2, bonus_scale=0.0, radius_scale=0.0)
     play(learner, cmdp, 30)
     learner.visits = cmdp.layout.pair_mask().to(torch.float64).expand(2, -1, -1, -1) * 8
     learner.transition_visits, learner.reward_sum = (
@@ -180,7 +180,7 @@ def test_values_stay_within_their_limits(cmdp: LayeredCMDP) -> None:
     L = cmdp.layout.layers
     limits = torch.arange(L, 0, -1, dtype=torch.float64)[:, None, None]
     for scale in (0.0, 0.01, 1.0):
-        learner = OptPrimalDual(cmdp.layout, 2, HORIZON, runs=3, bonus_scale=scale, width_scale=scale)
+        learner = OptPrimalDual(cmdp.layout, 2, HORIZON, runs=3, bonus_scale=scale, radius_scale=scale)
         for _ in range(10):
             play(learner, cmdp, 2)
             action_values, start = learner.evaluate()
@@ -191,7 +191,7 @@ def test_values_stay_within_their_limits(cmdp: LayeredCMDP) -> None:
 
 def test_without_constraints_it_is_optimistic_policy_optimisation(cmdp: LayeredCMDP) -> None:
     """The same as with constraints whose multipliers never move: what is left is ascent on the optimistic reward alone."""
-    settings: dict[str, Any] = {"widths": "matched", "bonus_scale": 0.02, "width_scale": 0.02, "primal_step": 0.3}
+    settings: dict[str, Any] = {"widths": "matched", "bonus_scale": 0.02, "radius_scale": 0.02, "primal_step": 0.3}
     free = OptPrimalDual(cmdp.layout, 0, HORIZON, runs=2, **settings)
     unpriced = OptPrimalDual(cmdp.layout, 1, HORIZON, runs=2, dual_step=0.0, **settings)
     one = LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards, cmdp.costs[:1])
@@ -204,7 +204,7 @@ def test_without_constraints_it_is_optimistic_policy_optimisation(cmdp: LayeredC
 
 
 def test_multipliers_of_certain_safety_and_certain_danger(cmdp: LayeredCMDP) -> None:
-    L, settings = cmdp.layout.layers, {"bonus_scale": 0.001, "width_scale": 0.0, "dual_step": 0.125}
+    L, settings = cmdp.layout.layers, {"bonus_scale": 0.001, "radius_scale": 0.0, "dual_step": 0.125}
     safe = OptPrimalDual(cmdp.layout, 2, HORIZON, runs=2, **settings)
     constant_costs(safe, cmdp, -1.0, 40)
     assert (safe.multipliers == 0).all()
@@ -219,7 +219,7 @@ def test_multipliers_of_certain_safety_and_certain_danger(cmdp: LayeredCMDP) -> 
 def test_a_cap_holds_the_multipliers(cmdp: LayeredCMDP) -> None:
     caps = torch.tensor([0.25, 1000.0], dtype=torch.float64)
     learner = OptPrimalDual(
-        cmdp.layout, 2, HORIZON, runs=2, bonus_scale=0.001, width_scale=0.0, dual_step=0.125, multiplier_cap=caps
+        cmdp.layout, 2, HORIZON, runs=2, bonus_scale=0.001, radius_scale=0.0, dual_step=0.125, multiplier_cap=caps
     )
     constant_costs(learner, cmdp, 1.0, 100)
     assert (learner.multipliers[0] == 0.25).all() and (learner.multipliers[1] > 0.25).all()
@@ -245,7 +245,7 @@ def test_step_sizes_follow_the_slater_gap(cmdp: LayeredCMDP) -> None:
 def test_it_approaches_the_safe_optimum_of_two_paths() -> None:
     cmdp = tc.two_path_cmdp()
     learner = OptPrimalDual(
-        cmdp.layout, 1, 700, runs=4, slater_gap=0.2, bonus_scale=0.01, width_scale=0.01, primal_step=0.1, dual_step=0.05
+        cmdp.layout, 1, 700, runs=4, slater_gap=0.2, bonus_scale=0.01, radius_scale=0.01, primal_step=0.1, dual_step=0.05
     )
     env, costs, rewards = simulator(cmdp, 4), [], []
     for _ in range(700):

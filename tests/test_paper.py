@@ -117,7 +117,7 @@ def test_every_instance_binds_and_every_process_fits(name: str) -> None:
 def test_families_scale_every_learner_that_has_widths() -> None:
     preset = presets.PRESETS["stochastic-1"]
     cmdp = presets.instance(preset)
-    both = ("bonus_scale", "width_scale")
+    both = ("bonus_scale", "radius_scale")
     scaled = [(presets.WC_OPS, both), (presets.OPT_CMDP, both), (presets.PRIMAL_DUAL, both), (presets.PDB_PS, both[1:])]
     for player, scales in scaled:
         theory, practical = (presets.learner(player, preset, cmdp, family, 50, 2).config() for family in presets.FAMILIES)
@@ -125,7 +125,7 @@ def test_families_scale_every_learner_that_has_widths() -> None:
             assert (theory[scale], practical[scale]) == (1.0, 0.1)
     plain, tuned = (presets.learner(player, preset, cmdp, "practical", 50, 2) for player in (presets.WC_OPS, presets.TUNED))
     assert tuned.config() == tc.WCOPS.practical(cmdp.layout, 1, 50, presets.DELTA, 2).config() != plain.config()
-    assert plain.config() == tc.WCOPS(cmdp.layout, 1, 50, presets.DELTA, 2, bonus_scale=0.1, width_scale=0.1).config()
+    assert plain.config() == tc.WCOPS(cmdp.layout, 1, 50, presets.DELTA, 2, bonus_scale=0.1, radius_scale=0.1).config()
     assert presets.TUNED not in preset.players_of("theory") and presets.TUNED in preset.players_of("practical")
 
 

@@ -21,7 +21,7 @@ from torchcmdp.learners.pdbps import PDBPS, dilated_bonus
 from torchcmdp.trajectory import Trajectory
 
 DELTA, HORIZON = 0.01, 300
-FAST: dict[str, Any] = {"eta": 0.05, "gamma": 0.1, "share": 0.02, "dual_step": 0.2, "width_scale": 0.05}
+FAST: dict[str, Any] = {"eta": 0.05, "gamma": 0.1, "share": 0.02, "dual_step": 0.2, "radius_scale": 0.05}
 
 
 def simulator(cmdp: LayeredCMDP, runs: int = 1, seed: int = 0) -> tc.Simulator:
@@ -60,7 +60,7 @@ class Literal:
             width = 4 * np.sqrt(P * iota / N) + 28 * iota / (3 * N)
         else:
             width = np.full(after, math.sqrt(2 * after * iota / N))
-        width = self.s["width_scale"] * width
+        width = self.s["radius_scale"] * width
         return np.maximum(0, P - width), np.minimum(1, P + width)
 
     def best(self, k: int, x: int, a: int, values: np.ndarray) -> float:
@@ -165,7 +165,7 @@ def known(cmdp: LayeredCMDP) -> Intervals:
 def test_in_a_known_model_only_the_exploration_is_paid_for(cmdp: LayeredCMDP, random_policy: Callable[..., Tensor]) -> None:
     """lower = upper: the two occupancies are one, and b(x) = sum_a pi 3 gamma L Xi / (q + gamma)."""
     layout, gamma = cmdp.layout, FAST["gamma"]
-    learner = PDBPS(layout, 2, HORIZON, runs=3, **{**FAST, "width_scale": 0.0})
+    learner = PDBPS(layout, 2, HORIZON, runs=3, **{**FAST, "radius_scale": 0.0})
     learner.visits = 4 * layout.pair_mask().to(torch.float64).expand(3, -1, -1, -1)
     learner.transition_visits = 4 * cmdp.transitions.expand(3, -1, -1, -1, -1)
     assert torch.allclose(learner.kernels.lower, learner.kernels.upper, atol=1e-15)
@@ -203,7 +203,7 @@ def test_the_dilated_bonus_takes_the_worst_plausible_kernel(cmdp: LayeredCMDP, r
     bonus = policy[..., 0] * layout.state_mask()
     counts = 200 * layout.pair_mask().to(torch.float64)
     kernels = confidence_set(
-        "entrywise", counts, counts.unsqueeze(-1) * cmdp.transitions, layout, horizon=100, delta=DELTA, width_scale=0.3
+        "entrywise", counts, counts.unsqueeze(-1) * cmdp.transitions, layout, horizon=100, delta=DELTA, radius_scale=0.3
     )
     worst, true = dilated_bonus(bonus, policy, kernels), dilated_bonus(bonus, policy, known(cmdp))
     assert torch.equal(worst[-1], bonus[-1, :, None].expand_as(worst[-1]))

@@ -109,7 +109,7 @@ def test_batch_shapes_and_exact_padding(batch: tuple[int, ...]) -> None:
     result = solve_cvxpy(target, safe)
     assert result.occupancy.shape == (*batch, *layout.transition_shape)
     assert result.log_occupancy.shape == result.occupancy.shape
-    assert result.potentials.shape == (*batch, layout.layers, layout.states)
+    assert result.potentials.shape == (*batch, layout.layers, layout.width)
     assert result.multipliers.shape == (*batch, 2)
     for certificate in (result.status, result.residual, result.gap, result.iterations):
         assert certificate.shape == batch

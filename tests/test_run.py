@@ -375,7 +375,7 @@ def test_wcops_resumes_bit_for_bit(tmp_path):
 
     def play_wcops(folder, at=None):
         env = make_env()
-        learner = WCOPS(env.cmdp.layout, 2, horizon=60, runs=RUNS, bonus_scale=0.1, width_scale=0.1)
+        learner = WCOPS(env.cmdp.layout, 2, horizon=60, runs=RUNS, bonus_scale=0.1, radius_scale=0.1)
         update, count = learner.update, iter(range(1, 1000))
 
         def dying_update(trajectory):

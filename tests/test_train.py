@@ -74,7 +74,7 @@ def test_resume_needs_something_to_resume(tmp_path, capsys):
 def test_options_reach_the_learner(tmp_path):
     import json
 
-    options = ["--eta", "0.3", "--gamma", "0.2", "--bonus-scale", "0.5", "--width-scale", "0.4", "--threshold-scale", "0.1"]
+    options = ["--eta", "0.3", "--gamma", "0.2", "--bonus-scale", "0.5", "--radius-scale", "0.4", "--threshold-scale", "0.1"]
     options += [
         "--cap-scale",
         "2",
@@ -92,7 +92,7 @@ def test_options_reach_the_learner(tmp_path):
     assert main(small(tmp_path, *options)) == 0
     config = json.loads((tmp_path / "main" / "wc-ops" / "config.json").read_text())
     learner = config["learner"]
-    found = [learner[name] for name in ("eta", "gamma", "bonus_scale", "width_scale", "threshold_scale", "cap_scale", "delta")]
+    found = [learner[name] for name in ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "delta")]
     assert found == pytest.approx([0.3, 0.2, 0.5, 0.4, 0.1, 2, 0.05])
     assert (learner["confidence"], learner["dtype"], learner["runs"], learner["horizon"]) == ("bernstein", "float32", 2, 30)
     assert (config["env"]["seed"], config["env"]["widths"], config["log_every"]) == (3, [1, 2, 1], 7)
@@ -124,7 +124,7 @@ def test_the_environment_and_its_budget_reach_the_cmdp():
 def test_settings_reach_the_learners_that_have_them():
     assert list(get_args(get_type_hints(Options)["learner"])) == list(LEARNERS)
     learner, env, _ = build(Options(learner="opt-cmdp", bonus_scale=0.5, runs=2))
-    assert learner.bonus_scale.tolist() == [0.5, 0.5] and learner.width_scale.tolist() == [1.0, 1.0]
+    assert learner.bonus_scale.tolist() == [0.5, 0.5] and learner.radius_scale.tolist() == [1.0, 1.0]
     primal_dual, env, _ = build(Options(learner="opt-primal-dual", runs=2))
     assert primal_dual.slater_gap.tolist() == pytest.approx([float(slater_gap(env.cmdp))] * 2)
     assert {"eta", "projection", "cap_scale"} < settings_of("uob-reps") and "eta" not in settings_of("greedy")
@@ -166,7 +166,7 @@ def one_sentence(capsys) -> str:
         (["--learner", "greedy", "--eta", "1"], "--eta is not a setting of greedy, which takes none of these settings."),
         (
             ["--learner", "opt-cmdp", "--projection", "cvxpy"],
-            "--projection is not a setting of opt-cmdp, which takes --bonus-scale, --width-scale, --confidence.",
+            "--projection is not a setting of opt-cmdp, which takes --bonus-scale, --radius-scale, --confidence.",
         ),
         (["--fresh", "yes"], "'yes' is not an option"),
         (["rnu"], "'rnu' is not a command of python -m train; did you mean run?"),

@@ -32,7 +32,7 @@ POINT = {
     "eta_scale": 3.0,
     "gamma_scale": 1.0,
     "bonus_scale": 0.02,
-    "width_scale": 0.05,
+    "radius_scale": 0.05,
     "threshold_scale": 1e-4,
     "cap_scale": 1e-4,
 }
@@ -107,7 +107,7 @@ def test_mixed_feedback_has_the_values_of_sampled_feedback() -> None:
 
 def test_the_estimator_is_unbiased_and_the_pathwise_one_is_not() -> None:
     """Against central differences of the expectation with common random numbers, within the 99% interval of the difference."""
-    names, horizon, runs, h = ("eta_scale", "gamma_scale", "bonus_scale", "width_scale"), 8, 6000, 0.25
+    names, horizon, runs, h = ("eta_scale", "gamma_scale", "bonus_scale", "radius_scale"), 8, 6000, 0.25
     two_path = tc.two_path_cmdp()
 
     def world(instances: Tensor, seed: int) -> tc.Simulator:

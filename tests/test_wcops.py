@@ -22,9 +22,9 @@ from torchcmdp.projection import DEFAULT_CAP
 from torchcmdp.trajectory import Trajectory
 
 LAYOUT = Layout((1, 2, 3, 1), 2)
-SMALL = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.05, "width_scale": 0.1}
+SMALL = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.05, "radius_scale": 0.1}
 # Gamma reacts within a few episodes, and safe sets run empty
-ADAPTIVE = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.02, "width_scale": 0.05, "threshold_scale": 0.0002}
+ADAPTIVE = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.02, "radius_scale": 0.05, "threshold_scale": 0.0002}
 
 
 class World:
@@ -198,7 +198,7 @@ def test_gamma_stays_zero_with_the_papers_constants_and_reacts_when_scaled() -> 
 
 def test_empty_safe_set_is_survived_and_reported() -> None:
     layout = Layout((1, 2, 1), 2)
-    learner, world = WCOPS(layout, 1, 100, runs=3, bonus_scale=0.01, width_scale=0.05), World(layout, 1, 0, [0, 1, 2])
+    learner, world = WCOPS(layout, 1, 100, runs=3, bonus_scale=0.01, radius_scale=0.05), World(layout, 1, 0, [0, 1, 2])
     elastic = torch.zeros(3, dtype=torch.float64)
     for t in range(1, 61):
         learner.update(constant_costs(world.rollout(learner.policy), 0.5))
@@ -233,7 +233,7 @@ def test_occupancies_stay_in_the_safe_set_and_padding_stays_zero() -> None:
 @pytest.mark.parametrize("confidence", CONFIDENCE_KINDS)
 def test_a_run_does_not_depend_on_its_batch(confidence: str) -> None:
     rng = np.random.default_rng(5)
-    names = ("eta", "gamma", "bonus_scale", "width_scale", "threshold_scale", "cap_scale")
+    names = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
     values = {name: torch.tensor(rng.uniform(0.02, 0.2, 16)) for name in names}
     values["threshold_scale"] = values["threshold_scale"] / 100
     together = WCOPS(LAYOUT, 2, 100, runs=16, confidence=confidence, **values)
@@ -299,7 +299,7 @@ def test_float32_follows_float64() -> None:
     assert (single.occupancy - exact.occupancy).abs().max() < 1e-3
 
 
-HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "width_scale", "threshold_scale")
+HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale")
 
 
 def final_reward(values: torch.Tensor, trajectories: list[Trajectory]) -> torch.Tensor:
@@ -381,7 +381,7 @@ def test_diagnostics_have_one_number_a_run() -> None:
         ({"runs": 2, "eta": torch.ones(3)}, r"eta has shape \(3,\); .* each of 2 runs"),
         ({"gamma": -0.1}, "gamma contains -0.1"),
         ({"bonus_scale": float("nan")}, "bonus_scale contains nan"),
-        ({"width_scale": torch.tensor([0.1, math.inf]), "runs": 2}, "width_scale contains inf"),
+        ({"radius_scale": torch.tensor([0.1, math.inf]), "runs": 2}, "radius_scale contains inf"),
     ],
 )
 def test_bad_arguments_get_a_sentence(settings: dict[str, Any], message: str) -> None:

@@ -39,9 +39,9 @@ def test_scales_are_multiples_of_the_papers_constants_and_practical_takes_the_st
     scaled = WCOPS.scaled(LAYOUT, 1, 100, 0.05, 2, eta_scale=3.0, gamma_scale=torch.tensor([0.5, 2.0]), bonus_scale=0.1)
     assert torch.allclose(scaled.eta, torch.full((2,), 3 * step, dtype=torch.float64))
     assert torch.allclose(scaled.gamma, torch.tensor([0.5, 2.0], dtype=torch.float64) * step)
-    assert (scaled.bonus_scale == 0.1).all() and (scaled.width_scale == 1).all()
-    practical = WCOPS.practical(LAYOUT, 1, 100, 0.05, 2, width_scale=0.7)
-    assert (practical.width_scale == 0.7).all() and (practical.bonus_scale == PRACTICAL_SCALES["bonus_scale"]).all()
+    assert (scaled.bonus_scale == 0.1).all() and (scaled.radius_scale == 1).all()
+    practical = WCOPS.practical(LAYOUT, 1, 100, 0.05, 2, radius_scale=0.7)
+    assert (practical.radius_scale == 0.7).all() and (practical.bonus_scale == PRACTICAL_SCALES["bonus_scale"]).all()
     assert torch.allclose(practical.eta, torch.full((2,), PRACTICAL_SCALES["eta_scale"] * step, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="horizon is 0"):
         WCOPS.practical(LAYOUT, 1, 0)
@@ -105,7 +105,7 @@ class TestEmpiricalThreshold:
         learner = WCOPS(LAYOUT, 2, 100, runs=2, violation_threshold="empirical", **SMALL)
         total, like = torch.zeros(2, dtype=torch.float64), {"horizon": 100, "delta": 0.01}
         for trajectory in play(WCOPS(LAYOUT, 2, 100, runs=2, **SMALL), World(LAYOUT, 2, 0, [0, 1]), 5):
-            kernels = confidence_set("entrywise", learner.visits, learner.transition_visits, LAYOUT, width_scale=0.1, **like)
+            kernels = confidence_set("entrywise", learner.visits, learner.transition_visits, LAYOUT, radius_scale=0.1, **like)
             b = bonus(learner.visits, LAYOUT, 2, bonus_scale=0.05, **like)
             step = step_uncertainty(kernels.lower, kernels.upper, b, learner.visits, LAYOUT)
             total = total + (step * visited_transitions(trajectory, LAYOUT, torch.float64).sum(-1)).sum((-1, -2, -3))

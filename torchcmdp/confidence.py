@@ -160,7 +160,7 @@ def transition_log_term(layout: Layout, horizon: int, delta: float) -> float:
     return math.log(horizon * layout.total_states * layout.actions / delta)
 
 
-def transition_width(
+def transition_radius(
     kind: str,
     visits: Tensor,
     transition_visits: Tensor,
@@ -168,7 +168,7 @@ def transition_width(
     *,
     horizon: int,
     delta: float,
-    width_scale: Tensor | float = 1.0,
+    radius_scale: Tensor | float = 1.0,
 ) -> Tensor:
     """How far a transition probability may lie from M / N for each successor: `(... x L x S x A x S)`, zero in the padding.
 
@@ -176,12 +176,12 @@ def transition_width(
     that was never visited has width one, whatever the scale.
     """
     center = empirical_kernel(visits, transition_visits, layout)
-    width = _half_width(kind, center, visits, layout, transition_log_term(layout, horizon, delta), width_scale)
+    width = _half_width(kind, center, visits, layout, transition_log_term(layout, horizon, delta), radius_scale)
     return width * layout.transition_mask(visits.device)
 
 
-def _half_width(kind: str, center: Tensor, visits: Tensor, layout: Layout, iota: float, width_scale: Tensor | float) -> Tensor:
-    """The widths of `transition_width` around the center, whatever in the padding: `(... x L x S x A x S)` or `(... x 1)`."""
+def _half_width(kind: str, center: Tensor, visits: Tensor, layout: Layout, iota: float, radius_scale: Tensor | float) -> Tensor:
+    """The widths of `transition_radius` around the center, whatever in the padding: `(... x L x S x A x S)` or `(... x 1)`."""
     samples = visits.clamp_min(1).unsqueeze(-1)
     if kind == "entrywise":
         width = ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype).unsqueeze(-1) / samples).sqrt()
@@ -195,9 +195,9 @@ def _half_width(kind: str, center: Tensor, visits: Tensor, layout: Layout, iota:
         width = 4 * (center * (iota / samples)).sqrt() + (28 * iota / 3) / samples
     else:
         raise InvalidInput(f"confidence is {kind!r}; it must be one of {', '.join(map(repr, CONFIDENCE_KINDS))}.")
-    if isinstance(width_scale, Tensor):
-        width_scale = width_scale[..., None, None, None, None]
-    return torch.where((visits > 0).unsqueeze(-1), width_scale * width, 1.0)
+    if isinstance(radius_scale, Tensor):
+        radius_scale = radius_scale[..., None, None, None, None]
+    return torch.where((visits > 0).unsqueeze(-1), radius_scale * width, 1.0)
 
 
 def confidence_set(
@@ -208,7 +208,7 @@ def confidence_set(
     *,
     horizon: int,
     delta: float,
-    width_scale: Tensor | float = 1.0,
+    radius_scale: Tensor | float = 1.0,
 ) -> KernelSet:
     """The transition kernels that the visits so far leave plausible (line 8; the first three kinds are those of D7).
 
@@ -227,14 +227,14 @@ def confidence_set(
         layout: Layer widths and actions.
         horizon: T.
         delta: Failure probability.
-        width_scale: Multiplies every width, a float or `(...)`.
+        radius_scale: Multiplies every width, a float or `(...)`.
     """
     center, iota = empirical_kernel(visits, transition_visits, layout), transition_log_term(layout, horizon, delta)
     if kind != "l1":
-        return _box(center, _half_width(kind, center, visits, layout, iota, width_scale), layout)
-    if isinstance(width_scale, Tensor):
-        width_scale = width_scale[..., None, None, None]
-    radius = width_scale * ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype) / visits.clamp_min(1)).sqrt()
+        return _box(center, _half_width(kind, center, visits, layout, iota, radius_scale), layout)
+    if isinstance(radius_scale, Tensor):
+        radius_scale = radius_scale[..., None, None, None]
+    radius = radius_scale * ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype) / visits.clamp_min(1)).sqrt()
     everything = 2.0 * layout.pair_mask(visits.device).to(visits.dtype)
     return L1Ball(center, torch.where(visits > 0, radius, everything), layout)
 
@@ -267,7 +267,7 @@ def _reach(kernels: KernelSet, policy: Tensor, targets: Tensor, maximise: bool) 
 
 def _all_pairs(kernels: KernelSet, policy: Tensor, layout: Layout, maximise: bool) -> Tensor:
     layout.check_shape("policy", policy, kind="pair")
-    targets = torch.eye(layout.states, dtype=policy.dtype, device=policy.device).expand(layout.layers, -1, -1)
+    targets = torch.eye(layout.width, dtype=policy.dtype, device=policy.device).expand(layout.layers, -1, -1)
     return policy * _reach(kernels, policy, targets, maximise).unsqueeze(-1)
 
 
@@ -296,7 +296,7 @@ def upper_occupancy_visited(kernels: KernelSet, policy: Tensor, layout: Layout, 
         policy: `(runs x L x S x A)`.
         states, actions: The visited pairs, int64, `(runs x L)`.
     """
-    targets = torch.zeros(*states.shape, layout.states, 1, dtype=policy.dtype, device=policy.device)
+    targets = torch.zeros(*states.shape, layout.width, 1, dtype=policy.dtype, device=policy.device)
     targets.scatter_(-2, states[..., None, None], 1.0)
     chosen = policy.flatten(-2).gather(-1, (states * layout.actions + actions).unsqueeze(-1))
     return (chosen * _reach(kernels, policy, targets, maximise=True)).squeeze(-1)

@@ -48,7 +48,7 @@ class Layout:
         return len(self.widths) - 1
 
     @property
-    def states(self) -> int:
+    def width(self) -> int:
         """S, the width every layer is padded to."""
         return max(self.widths)
 
@@ -60,12 +60,12 @@ class Layout:
     @property
     def pair_shape(self) -> tuple[int, int, int]:
         """(L, S, A)."""
-        return (self.layers, self.states, self.actions)
+        return (self.layers, self.width, self.actions)
 
     @property
     def transition_shape(self) -> tuple[int, int, int, int]:
         """(L, S, A, S)."""
-        return (self.layers, self.states, self.actions, self.states)
+        return (self.layers, self.width, self.actions, self.width)
 
     def state_mask(self, device: torch.device | str | None = None) -> Tensor:
         """True at real states: `(L x S)`."""
@@ -98,7 +98,7 @@ def _masks(layout: Layout, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]
     # cached for good, so never born as an inference tensor, which autograd would refuse later
     with torch.inference_mode(False):
         widths = torch.tensor(layout.widths, device="cpu")
-        real = torch.arange(layout.states, device="cpu") < widths[:, None]
+        real = torch.arange(layout.width, device="cpu") < widths[:, None]
         state = real[:-1]
         pair = state[:, :, None].expand(layout.pair_shape)
         transition = pair[..., None] & real[1:, None, None, :]

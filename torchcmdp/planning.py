@@ -63,7 +63,7 @@ def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> O
         rewards: Used in place of the CMDP's own, `(... x L x S x A)`.
     """
     rewards = _rewards(cmdp, rewards)
-    value = rewards.new_zeros(*cmdp.batch_shape, cmdp.layout.states)
+    value = rewards.new_zeros(*cmdp.batch_shape, cmdp.layout.width)
     choices = []
     for k in reversed(range(cmdp.layout.layers)):
         action_value = rewards[..., k, :, :] + (cmdp.transitions[..., k, :, :, :] @ value[..., None, :, None]).squeeze(-1)
@@ -141,7 +141,7 @@ def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor
         ) from None
     # without constraints every pair has infinite room
     room = 0 - costs.amax(-4) if costs.shape[-4] else costs.new_full((*costs.shape[:-4], *layout.pair_shape), torch.inf)
-    value = room.new_full((*batch, layout.states), torch.inf)
+    value = room.new_full((*batch, layout.width), torch.inf)
     choices = []
     for k in reversed(range(layout.layers)):
         ahead = torch.where(cmdp.transitions[..., k, :, :, :] > 0, value[..., None, None, :], torch.inf).amin(-1)

@@ -55,7 +55,7 @@ def instances(constraints: int, runs: int, episodes: int, seed: int) -> tuple[to
     """The programs of OptCMDP after some episodes, with its widths at a tenth so that the constraints matter."""
     cmdp = tc.random_cmdp((1, 4, 4, 4, 1), 3, constraints, seed)
     env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=seed)
-    learner = OptCMDP(cmdp.layout, constraints, 10_000, runs=runs, bonus_scale=0.1, width_scale=0.1)
+    learner = OptCMDP(cmdp.layout, constraints, 10_000, runs=runs, bonus_scale=0.1, radius_scale=0.1)
     for _ in range(episodes):
         learner.update(env.rollout(learner.policy))
     return learner.program()

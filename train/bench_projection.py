@@ -119,7 +119,7 @@ def capture(size: Size, seed: int, count: int) -> Instances:
     cmdps = tc.stack_cmdps([tc.random_cmdp(*size, seed=seed + j) for j in range(runs)])
     env = tc.Simulator(cmdps, tc.Bernoulli(cmdps.rewards), tc.Bernoulli(cmdps.costs, low=-1), runs=runs, seed=seed)
     scales = torch.logspace(-2, -1, runs, dtype=torch.float64)
-    learner = tc.WCOPS(cmdps.layout, size.constraints, horizon=episodes, runs=runs, bonus_scale=scales, width_scale=scales)
+    learner = tc.WCOPS(cmdps.layout, size.constraints, horizon=episodes, runs=runs, bonus_scale=scales, radius_scale=scales)
     captured: list[tuple[Tensor, ...]] = []
     project_once = learner._project
 

@@ -20,7 +20,7 @@ from torchcmdp.metrics import mean_and_interval
 from torchcmdp.run import run_split
 from train import DTYPES, check_device, check_not_negative, check_positive, experiment_folder, parse
 
-SETTINGS = ("eta", "gamma", "bonus_scale", "width_scale", "threshold_scale", "cap_scale", "confidence", "projection")
+SETTINGS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "confidence", "projection")
 
 
 class Import(NamedTuple):
@@ -48,7 +48,7 @@ class Options:
     Examples:
       python -m train
       python -m train --episodes 2000 --runs 8 --name quick
-      python -m train --bonus-scale 0.1 --width-scale 0.1 --name narrow
+      python -m train --bonus-scale 0.1 --radius-scale 0.1 --name narrow
       python -m train --widths 1 6 6 1 --actions 4 --constraints 3 --seed 7 --name wide
       python -m train --env FrozenLake-v1 --learner opt-cmdp --episodes 2000 --runs 8
       torchrun --nproc-per-node 2 -m train --runs 64
@@ -97,7 +97,7 @@ class Options:
     """Implicit exploration; the learner's own by default."""
     bonus_scale: float = 1.0
     """Multiplies the bonus on the costs; 1 is the paper's."""
-    width_scale: float = 1.0
+    radius_scale: float = 1.0
     """Multiplies the widths of the transition intervals; 1 is the paper's."""
     threshold_scale: float = 1.0
     """Multiplies the violation at which the cost estimate starts to forget; 1 is the paper's."""

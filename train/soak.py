@@ -20,11 +20,11 @@ from train.bench import table
 QUICK = (32, 100)
 # The widths that a learner takes a scale for.
 SCALES: dict[str, tuple[str, ...]] = {
-    "wc-ops": ("bonus_scale", "width_scale"),
-    "uob-reps": ("bonus_scale", "width_scale"),
-    "opt-cmdp": ("bonus_scale", "width_scale"),
-    "opt-primal-dual": ("bonus_scale", "width_scale"),
-    "pdb-ps": ("width_scale",),
+    "wc-ops": ("bonus_scale", "radius_scale"),
+    "uob-reps": ("bonus_scale", "radius_scale"),
+    "opt-cmdp": ("bonus_scale", "radius_scale"),
+    "opt-primal-dual": ("bonus_scale", "radius_scale"),
+    "pdb-ps": ("radius_scale",),
 }
 ROW_SUM_TOLERANCE = 1e-9
 

@@ -23,7 +23,7 @@ from train import DTYPES, check_device, check_not_negative, check_positive, expe
 from train.bench import table
 from train.sweep_figure import front_figure
 
-HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "width_scale", "threshold_scale", "cap_scale")
+HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
 POINTS = 20
 MEASURES = {"Regret/cumulative": "regret", "Violation/cumulative": "violation", "Violation/positive": "positive_violation"}
 # Peak memory of WC-OPS, measured: so many float64 tensors of every transition, and as many of every pair for m + 2 things.
@@ -41,7 +41,7 @@ class Options:
 
     Examples:
       python -m train sweep --eta 0.01 0.03 0.1 --bonus-scale 0.1 0.3 1 --seeds 20
-      python -m train sweep --width-scale 0.01 0.1 1 --episodes 2000 --seeds 8 --name widths
+      python -m train sweep --radius-scale 0.01 0.1 1 --episodes 2000 --seeds 8 --name widths
       tensorboard --logdir runs
     """
 
@@ -51,7 +51,7 @@ class Options:
     """Implicit exploration; the paper's by default."""
     bonus_scale: tuple[float, ...] = (1.0,)
     """Multiplies the bonus on the costs; 1 is the paper's."""
-    width_scale: tuple[float, ...] = (1.0,)
+    radius_scale: tuple[float, ...] = (1.0,)
     """Multiplies the widths of the transition intervals; 1 is the paper's."""
     threshold_scale: tuple[float, ...] = (1.0,)
     """Multiplies the violation at which the cost estimate starts to forget; 1 is the paper's."""

@@ -24,13 +24,13 @@ from train.tune_instances import Instances, make_instances
 
 # Where the descent begins: the paper's steps, and a fraction of its widths and threshold. At the paper's own no gradient comes from
 # them: optimistic costs are cut off at -1, intervals hold every kernel, and the threshold is out of reach.
-START = {"eta_scale": 1.0, "gamma_scale": 1.0, "bonus_scale": 0.1, "width_scale": 0.1, "threshold_scale": 1e-3}
+START = {"eta_scale": 1.0, "gamma_scale": 1.0, "bonus_scale": 0.1, "radius_scale": 0.1, "threshold_scale": 1e-3}
 # How far it may go, and where random search draws from.
 BOX = {
     "eta_scale": (0.1, 100.0),
     "gamma_scale": (0.01, 10.0),
     "bonus_scale": (1e-3, 1.0),
-    "width_scale": (1e-3, 1.0),
+    "radius_scale": (1e-3, 1.0),
     "threshold_scale": (1e-5, 1e-2),
 }
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the sensitivities, around what was tuned

@@ -34,7 +34,7 @@ class Steps:
         rewards, costs = rewards or Fixed(cmdp.rewards), costs or Fixed(cmdp.costs)
         Simulator(cmdp, rewards, costs, runs)  # refuses what does not fit together
         self.cmdp, self.rewards, self.costs, self.runs, self.layout = cmdp, rewards, costs, runs, cmdp.layout
-        self._successors = _thresholds(cmdp.transitions).reshape(-1, cmdp.layout.states)
+        self._successors = _thresholds(cmdp.transitions).reshape(-1, cmdp.layout.width)
         pairs = len(self._successors) // max(1, cmdp.batch_shape.numel())
         self.run = torch.arange(runs, device=cmdp.device)
         self._first_row = self.run * pairs if cmdp.batch_shape else torch.zeros_like(self.run)
@@ -51,7 +51,7 @@ class Steps:
             layer, state, action: int64, `(runs,)`.
             uniforms: From `uniforms`.
         """
-        pair = (layer * self.layout.states + state) * self.layout.actions + action
+        pair = (layer * self.layout.width + state) * self.layout.actions + action
         next_state = _draw(self._successors.index_select(0, self._first_row + pair), uniforms[:, NEXT_STATE, None])
         visit = pair.unsqueeze(1)  # episodes of one step, as far as the processes can tell
         reward = self.rewards.observe(_at(self.rewards.values, visit), uniforms[:, None, REWARD])

@@ -84,7 +84,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
 
         n = self.index.states
         state = {
-            "state": number(layout.states),
+            "state": number(layout.width),
             "layer": number(layout.layers + 1),
             "episode": Unbounded((runs,), dtype=torch.int64, device=device),
         }

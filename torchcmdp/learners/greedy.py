@@ -43,7 +43,7 @@ class Greedy(OptCMDP):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(
-            layout, constraints, horizon, delta, runs, bonus_scale=0.0, width_scale=0.0,
+            layout, constraints, horizon, delta, runs, bonus_scale=0.0, radius_scale=0.0,
             program_options=program_options, dtype=dtype, device=device,
         )  # fmt: skip
 

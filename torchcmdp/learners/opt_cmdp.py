@@ -35,7 +35,7 @@ class OptCMDP(EmpiricalLearner):
         delta: Failure probability.
         runs: How many independent learners there are.
         bonus_scale: Multiplies the widths of rewards and costs. This and the next: a float, or a tensor with one value a run.
-        width_scale: Multiplies the widths of the transitions.
+        radius_scale: Multiplies the widths of the transitions.
         widths: "published", or "matched" to WC-OPS: the same bonus on the costs, half of it on the rewards, the same kernels.
         confidence: With matched widths, the kind of transition confidence set; the tightest box around it where it is no box.
         program_options: Further keyword arguments of `optimistic_optimum`.
@@ -53,7 +53,7 @@ class OptCMDP(EmpiricalLearner):
         runs: int = 1,
         *,
         bonus_scale: Tensor | float = 1.0,
-        width_scale: Tensor | float = 1.0,
+        radius_scale: Tensor | float = 1.0,
         widths: str = "published",
         confidence: str = "entrywise",
         program_options: Mapping[str, Any] | None = None,
@@ -62,7 +62,7 @@ class OptCMDP(EmpiricalLearner):
     ) -> None:
         super().__init__(layout, constraints, horizon, delta, runs, dtype=dtype, device=device)
         self.add_hyperparameter("bonus_scale", bonus_scale)
-        self.add_hyperparameter("width_scale", width_scale)
+        self.add_hyperparameter("radius_scale", radius_scale)
         self.widths = choice("widths", widths, WIDTH_MODES)
         self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
         self.program_options = dict(program_options or {})
@@ -98,7 +98,7 @@ class OptCMDP(EmpiricalLearner):
             self.visits,
             self.transition_visits,
             self.layout,
-            width_scale=self.hyperparameter("width_scale"),
+            radius_scale=self.hyperparameter("radius_scale"),
             **like,
         )
         return rewards, SafeSet(self.layout, kernels.lower, kernels.upper, costs)

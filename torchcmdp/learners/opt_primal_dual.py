@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcmdp.confidence import CONFIDENCE_KINDS, transition_width
+from torchcmdp.confidence import CONFIDENCE_KINDS, transition_radius
 from torchcmdp.layout import Layout
 from torchcmdp.learners.base import choice
 from torchcmdp.learners.empirical import EmpiricalLearner
@@ -46,7 +46,7 @@ class OptPrimalDual(EmpiricalLearner):
             step sizes need. At least 0.05 L is used, and 0.05 L where it is None: then the step sizes are a guess. This and the
             following: a float, or a tensor with one value a run.
         bonus_scale: Multiplies beta^r and beta^g.
-        width_scale: Multiplies beta^p. A pair that was never visited keeps beta^p = 1.
+        radius_scale: Multiplies beta^p. A pair that was never visited keeps beta^p = 1.
         primal_step: Step of the policy, sqrt(2 ln|A| / T) / (L (1 + m L / gap)) by default.
         dual_step: Step of the multipliers, 1 / (gap sqrt(m T)) by default.
         multiplier_cap: Largest multiplier; None for no limit, as published.
@@ -68,7 +68,7 @@ class OptPrimalDual(EmpiricalLearner):
         *,
         slater_gap: Tensor | float | None = None,
         bonus_scale: Tensor | float = 1.0,
-        width_scale: Tensor | float = 1.0,
+        radius_scale: Tensor | float = 1.0,
         primal_step: Tensor | float | None = None,
         dual_step: Tensor | float | None = None,
         multiplier_cap: Tensor | float | None = None,
@@ -84,7 +84,7 @@ class OptPrimalDual(EmpiricalLearner):
         self.add_hyperparameter("primal_step", primal if primal_step is None else primal_step)
         self.add_hyperparameter("dual_step", dual if dual_step is None else dual_step)
         self.add_hyperparameter("bonus_scale", bonus_scale)
-        self.add_hyperparameter("width_scale", width_scale)
+        self.add_hyperparameter("radius_scale", radius_scale)
         self.capped = multiplier_cap is not None
         if multiplier_cap is not None:
             self.add_hyperparameter("multiplier_cap", multiplier_cap)
@@ -110,8 +110,8 @@ class OptPrimalDual(EmpiricalLearner):
         reward_width, cost_width = feedback_widths(
             self.widths, self.visits, self.layout, self.constraints, bonus_scale=self.hyperparameter("bonus_scale"), **like
         )
-        kind, scale = transition_kind(self.widths, self.confidence), self.hyperparameter("width_scale")
-        width = transition_width(kind, self.visits, self.transition_visits, self.layout, width_scale=scale, **like)
+        kind, scale = transition_kind(self.widths, self.confidence), self.hyperparameter("radius_scale")
+        width = transition_radius(kind, self.visits, self.transition_visits, self.layout, radius_scale=scale, **like)
         # a lone successor is certain, whatever the width says
         uncertain = self.layout.next_widths(self.device) > 1
         model_bonus = self.layout.layers * width.clamp_max(1).sum(-1) * uncertain
@@ -126,7 +126,7 @@ class OptPrimalDual(EmpiricalLearner):
             `(runs x (1 + m) x L x S x A)` and `(runs x (1 + m))`.
         """
         feedback, policy, kernel = self.optimistic_feedback(), self.policy.unsqueeze(-4), self.kernel
-        value = feedback.new_zeros(*feedback.shape[:-3], self.layout.states)
+        value = feedback.new_zeros(*feedback.shape[:-3], self.layout.width)
         layers = []
         for k in reversed(range(self.layout.layers)):
             expected = (kernel[..., k, :, :, :].flatten(-3, -2) @ value.transpose(-1, -2)).transpose(-1, -2)

@@ -51,7 +51,7 @@ class PDBPS(Learner):
         gamma: Implicit exploration, 2 L eta by default.
         share: Weight of the uniform policy in every step, at most one; 1 / T by default.
         dual_step: Step of the multipliers, 1 / (L sqrt(m T)) by default.
-        width_scale: Multiplies the transition widths.
+        radius_scale: Multiplies the transition widths.
         confidence: Kind of the transition set: "luo" as published, or any other; WC-OPS's for a comparison of equals.
     """
 
@@ -74,7 +74,7 @@ class PDBPS(Learner):
         gamma: Tensor | float | None = None,
         share: Tensor | float | None = None,
         dual_step: Tensor | float | None = None,
-        width_scale: Tensor | float = 1.0,
+        radius_scale: Tensor | float = 1.0,
         confidence: str = "luo",
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
@@ -86,7 +86,7 @@ class PDBPS(Learner):
         self.add_hyperparameter("gamma", 2 * L * self.hyperparameter("eta") if gamma is None else gamma)
         self.add_hyperparameter("share", 1 / T if share is None else share)
         self.add_hyperparameter("dual_step", 1 / (L * math.sqrt(max(self.constraints, 1) * T)) if dual_step is None else dual_step)
-        self.add_hyperparameter("width_scale", width_scale)
+        self.add_hyperparameter("radius_scale", radius_scale)
         self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
         weight = self.hyperparameter("share")
         if weight.device.type != "meta" and not (weight <= 1).all():
@@ -123,7 +123,7 @@ class PDBPS(Learner):
             self.layout,
             horizon=self.horizon,
             delta=self.delta,
-            width_scale=self.hyperparameter("width_scale"),
+            radius_scale=self.hyperparameter("radius_scale"),
         )
 
     def update(self, trajectory: Trajectory) -> None:

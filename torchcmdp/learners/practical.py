@@ -7,13 +7,13 @@ STUDY_COMMAND = "python -m train tune"
 
 # What was declared there: random CMDPs with states 1-3-3-1, 3 actions and 2 constraints, seeds 0 to 3, each with stochastic costs
 # and with costs that change after a third of 1000 episodes; objective (regret + 2 * positive violation summed over constraints) /
-# episodes; 18 steps of Adam from eta_scale = gamma_scale = 1, bonus_scale = width_scale = 0.1, threshold_scale = 0.001; cap_scale
+# episodes; 18 steps of Adam from eta_scale = gamma_scale = 1, bonus_scale = radius_scale = 0.1, threshold_scale = 0.001; cap_scale
 # fixed at 1. Rounded to two digits. They carry no worst-case guarantee: with widths this small the true CMDP may well lie outside
 # the confidence set.
 PRACTICAL_SCALES = {
     "eta_scale": 2.6,
     "gamma_scale": 0.85,
     "bonus_scale": 0.012,
-    "width_scale": 0.015,
+    "radius_scale": 0.015,
     "threshold_scale": 0.0011,
 }

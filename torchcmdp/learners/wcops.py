@@ -77,7 +77,7 @@ class WCOPS(Learner):
         eta: OMD step, the paper's by default. This and the following: a float, or a tensor with one value a run.
         gamma: Implicit exploration, the paper's by default.
         bonus_scale: Multiplies the cost bonus b_t.
-        width_scale: Multiplies the transition widths.
+        radius_scale: Multiplies the transition widths.
         threshold_scale: Multiplies C_t where Gamma starts.
         cap_scale: Multiplies C_t where Gamma ends.
         violation_threshold: "paper", or "empirical": C_t computed from the widths in force.
@@ -106,7 +106,7 @@ class WCOPS(Learner):
         eta: Tensor | float | None = None,
         gamma: Tensor | float | None = None,
         bonus_scale: Tensor | float = 1.0,
-        width_scale: Tensor | float = 1.0,
+        radius_scale: Tensor | float = 1.0,
         threshold_scale: Tensor | float = 1.0,
         cap_scale: Tensor | float = 1.0,
         violation_threshold: str = "paper",
@@ -121,7 +121,7 @@ class WCOPS(Learner):
         self.add_hyperparameter("eta", step if eta is None else eta)
         self.add_hyperparameter("gamma", step if gamma is None else gamma)
         self.add_hyperparameter("bonus_scale", bonus_scale)
-        self.add_hyperparameter("width_scale", width_scale)
+        self.add_hyperparameter("radius_scale", radius_scale)
         self.add_hyperparameter("threshold_scale", threshold_scale)
         self.add_hyperparameter("cap_scale", cap_scale)
         self.violation_threshold = choice("violation_threshold", violation_threshold, THRESHOLDS)
@@ -219,7 +219,7 @@ class WCOPS(Learner):
                 self.layout,
                 horizon=self.horizon,
                 delta=self.delta,
-                width_scale=self.hyperparameter("width_scale"),
+                radius_scale=self.hyperparameter("radius_scale"),
             )
         return self._derived.kernels
 

@@ -210,7 +210,7 @@ def _incidence(layout: Layout) -> tuple[Any, Any, Any, Any]:
     from scipy import sparse
 
     index = _index(layout)
-    S, A = layout.states, layout.actions
+    S, A = layout.width, layout.actions
     transitions, free, pairs, states = (entries.numpy() for entries in index)
 
     def incidence(rows: Any, among: Any, columns: Any, width: int) -> Any:
@@ -307,7 +307,7 @@ def solve_layer(
     else:
         q, flow, safety = parameters[0], target.new_zeros(0, len(index.states)), [target.new_zeros(0, 2 * m)]
     occupancy = _scatter(q, index.transitions, layout.transition_shape)
-    potentials = _scatter(flow.detach(), index.states, (layout.layers, layout.states))
+    potentials = _scatter(flow.detach(), index.states, (layout.layers, layout.width))
     multipliers = safety[0].detach()[:, m:].clamp(0, cap) if m else q.new_zeros(batch, 0)
     return occupancy, potentials, multipliers, parameters
 

@@ -52,7 +52,7 @@ def solve(
     invalid = find_invalid(target, lower, upper, costs, layout)
     problem = make_problem(layout, target, lower, upper, costs, cap)
     batch, m = target.shape[0], costs.shape[1]
-    v = torch.zeros(batch, layout.layers, layout.states, dtype=target.dtype, device=target.device)
+    v = torch.zeros(batch, layout.layers, layout.width, dtype=target.dtype, device=target.device)
     lam = torch.zeros(batch, m, dtype=target.dtype, device=target.device)
     goal = torch.full((batch,), tolerance, dtype=target.dtype, device=target.device)
     if fixed_iterations is not None:

@@ -20,7 +20,7 @@ from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
 
 # What can be tuned, each a positive multiple of the paper's constant, so that it means the same at another horizon or size.
-SCALES = ("eta_scale", "gamma_scale", "bonus_scale", "width_scale", "threshold_scale", "cap_scale")
+SCALES = ("eta_scale", "gamma_scale", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
 FEEDBACKS = ("sampled", "expected", "mixed")
 
 

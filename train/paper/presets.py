@@ -15,8 +15,8 @@ from torchcmdp.learners.practical import PRACTICAL_SCALES
 
 # The two families of constants: multiples of the bonuses and of the transition widths, the same for every learner that has them.
 FAMILIES: Mapping[str, Mapping[str, float]] = {
-    "theory": {"bonus_scale": 1.0, "width_scale": 1.0},
-    "practical": {"bonus_scale": 0.1, "width_scale": 0.1},
+    "theory": {"bonus_scale": 1.0, "radius_scale": 1.0},
+    "practical": {"bonus_scale": 0.1, "radius_scale": 0.1},
 }
 
 DELTA = 0.01
@@ -192,7 +192,7 @@ def learner(player: Player, preset: Preset, cmdp: tc.LayeredCMDP, family: str, e
         "wc-ops": dict(scales),
         "opt-cmdp": {**scales, "widths": "matched"},
         "opt-primal-dual": {**scales, "widths": "matched", "slater_gap": float(tc.slater_gap(cmdp))},
-        "pdb-ps": {"width_scale": scales["width_scale"], "confidence": "entrywise"},
+        "pdb-ps": {"radius_scale": scales["radius_scale"], "confidence": "entrywise"},
         "greedy": {},
     }[player.key]
     kind = tc.WCOPS.scaled if player.key == "wc-ops" else LEARNERS[player.key]
