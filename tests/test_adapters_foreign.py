@@ -10,7 +10,7 @@ import torch
 import torchcmdp as tc
 from torchcmdp.adapters.gymnasium import CMDPEnv, GymnasiumSimulator, Layered
 from torchcmdp.adapters.tabular import fell_in_a_hole, from_gymnasium
-from torchcmdp.metrics import expected_value
+from torchcmdp.occupancy import expected_value
 
 Z_999 = 3.2905  # 99.9% two-sided
 

@@ -10,7 +10,7 @@ import torch
 import torchcmdp as tc
 from torchcmdp.confidence import confidence_set
 from torchcmdp.learners import Greedy, OptCMDP
-from torchcmdp.metrics import expected_value
+from torchcmdp.occupancy import expected_value
 from torchcmdp.optimistic import optimistic_optimum
 from torchcmdp.projection import SafeSet
 from train import extended_lp

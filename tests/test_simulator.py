@@ -14,7 +14,8 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.instances import random_cmdp
 from torchcmdp.occupancy import occupancy_of, uniform_policy
 from torchcmdp.processes import Bernoulli, Fixed, Process
-from torchcmdp.simulator import Simulator, _draw, _thresholds
+from torchcmdp.sampling import draw, thresholds
+from torchcmdp.simulator import Simulator
 from torchcmdp.streams import RunStreams
 from torchcmdp.trajectory import Trajectory
 
@@ -228,11 +229,11 @@ def test_drawing_at_the_edges_of_the_unit_interval() -> None:
     possible = (p > 0).long()
     first, last = possible.argmax(-1), 6 - possible.flip(-1).argmax(-1)
     edges = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
-    assert torch.equal(_draw(_thresholds(p), edges[0]), first)
-    assert torch.equal(_draw(_thresholds(p), edges[1]), last)
-    steps = _thresholds(p).diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
-    assert (steps[p == 0] == 0).all() and (_thresholds(p)[:, -1] == 1).all()
-    assert (_draw(_thresholds(torch.zeros(1, 7)), edges[1]) == 0).all()
+    assert torch.equal(draw(thresholds(p), edges[0]), first)
+    assert torch.equal(draw(thresholds(p), edges[1]), last)
+    steps = thresholds(p).diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
+    assert (steps[p == 0] == 0).all() and (thresholds(p)[:, -1] == 1).all()
+    assert (draw(thresholds(torch.zeros(1, 7)), edges[1]) == 0).all()
 
 
 def test_a_cumulated_sum_that_rounds_up_and_down_still_draws_possible_entries_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +247,9 @@ def test_a_cumulated_sum_that_rounds_up_and_down_still_draws_possible_entries_on
         return exact(self, dim) * (1 + 1e-15 * torch.randn(self.shape, generator=generator, dtype=torch.float64))
 
     monkeypatch.setattr(torch.Tensor, "cumsum", rounded)
-    thresholds = _thresholds(p)
-    steps = thresholds.diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
-    assert (steps >= 0).all() and (steps[p == 0] == 0).all() and (thresholds[:, -1] == 1).all()
+    drawn_from = thresholds(p)
+    steps = drawn_from.diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
+    assert (steps >= 0).all() and (steps[p == 0] == 0).all() and (drawn_from[:, -1] == 1).all()
 
 
 def test_gradients_do_not_leak_into_the_trajectory(cmdp: LayeredCMDP) -> None:
