@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from torchcmdp.comparators import Comparators, check_entry
@@ -44,7 +43,9 @@ def mean_and_interval(x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
     runs = x.shape[0]
     if runs < 2:
         return x.mean(0), torch.full_like(x[0], torch.nan)
-    quantile = float(stats.t.ppf((1 + level) / 2, runs - 1))
+    from scipy.special import stdtrit  # Student's quantile; scipy is slow to import, and only intervals need it
+
+    quantile = float(stdtrit(runs - 1, (1 + level) / 2))
     return x.mean(0), x.std(0) * (quantile / runs**0.5)
 
 
