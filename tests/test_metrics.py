@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers import simulator
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
@@ -18,10 +19,6 @@ from torchcmdp.processes import Bernoulli, Fixed, OGDAdversary, Process, Switchi
 from torchcmdp.simulator import Simulator
 
 MakePolicy = Callable[..., Tensor]
-
-
-def simulator(cmdp: LayeredCMDP, **arguments: int) -> Simulator:
-    return Simulator(cmdp, Bernoulli(cmdp.rewards), Bernoulli(cmdp.costs, low=-1), **arguments)
 
 
 class Scripted(Process):

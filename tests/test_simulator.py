@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import simulator
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
@@ -17,13 +18,10 @@ from torchcmdp.processes import Bernoulli, Fixed, Process
 from torchcmdp.sampling import draw, thresholds
 from torchcmdp.simulator import Simulator
 from torchcmdp.streams import RunStreams
+from torchcmdp.testing import check_environment
 from torchcmdp.trajectory import Trajectory
 
 MakePolicy = Callable[..., Tensor]
-
-
-def simulator(cmdp: LayeredCMDP, **arguments: int) -> Simulator:
-    return Simulator(cmdp, Bernoulli(cmdp.rewards), Bernoulli(cmdp.costs, low=-1), **arguments)
 
 
 def fields(trajectory: Trajectory) -> dict[str, Tensor]:
@@ -60,22 +58,11 @@ class Drifting(Process):
         self._values = state["values"]
 
 
-def test_shapes_and_types(cmdp: LayeredCMDP) -> None:
-    for dtype in (torch.float64, torch.float32):
-        trajectory = simulator(cmdp.to(dtype=dtype), runs=5).rollout(uniform_policy(cmdp.layout, dtype=dtype))
-        assert (trajectory.runs, trajectory.constraints) == (5, 2)
-        for name in ("states", "actions", "next_states"):
-            assert getattr(trajectory, name).shape == (5, 4) and getattr(trajectory, name).dtype == torch.int64
-        assert trajectory.rewards.shape == (5, 4) and trajectory.rewards.dtype == dtype
-        assert trajectory.costs.shape == (5, 4, 2) and trajectory.costs.dtype == dtype
-
-
-def test_paths_are_connected_and_real(cmdp: LayeredCMDP) -> None:
-    trajectory = simulator(cmdp, runs=200).rollout(uniform_policy(cmdp.layout))
-    assert (trajectory.states[:, 0] == 0).all() and (trajectory.next_states[:, -1] == 0).all()
-    assert torch.equal(trajectory.states[:, 1:], trajectory.next_states[:, :-1])
-    layers = torch.arange(4)
-    assert cmdp.layout.transition_mask()[layers, trajectory.states, trajectory.actions, trajectory.next_states].all()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_contract_of_an_environment(cmdp: LayeredCMDP, dtype: torch.dtype) -> None:
+    own, away = cmdp.to(dtype=dtype), cmdp.to("meta")
+    check_environment(lambda runs: simulator(own, runs), meta=lambda runs: simulator(away, runs))
+    check_environment(lambda runs: Simulator(own, Drifting(own.rewards, runs), Fixed(own.costs), runs=runs, seed=8))
 
 
 def test_visits_match_the_exact_occupancy_within_five_sigma(random_policy: MakePolicy) -> None:
