@@ -52,11 +52,11 @@ def check_learner(
         make: `make(layout, constraints, runs=, dtype=, device=)` gives a fresh learner, each time the same.
         cmdp: What it plays; by default a small one with padding and two constraints.
         episodes: How many it plays.
-        dtypes: The floating-point types that it supports.
+        dtypes: The floating-point types that it supports; most is checked in the first.
         tolerance: By how much a run's policy may depend on its batch: a solver stops earlier or later by its company.
         meta: As `make`, for a learner whose episodes read no value: they are played on the meta device, which has none.
     """
-    cmdp = _default_cmdp() if cmdp is None else cmdp
+    cmdp = (_default_cmdp() if cmdp is None else cmdp).to(dtype=dtypes[0])
     for dtype in dtypes:
         _check_playing(make, cmdp.to(dtype=dtype), episodes)
     seen = _play(_learner(make, cmdp, RUNS), _simulator(cmdp, RUNS), episodes)
@@ -85,10 +85,10 @@ def check_process(
         kind: "rewards" or "costs".
         cmdp: By default a small one with padding and two constraints.
         episodes: How many the process lives through.
-        dtypes: The floating-point types that it supports.
+        dtypes: The floating-point types that it supports; most is checked in the first.
         meta: Whether its episodes read no value, so that they can be played on the meta device.
     """
-    cmdp = _default_cmdp() if cmdp is None else cmdp
+    cmdp = (_default_cmdp() if cmdp is None else cmdp).to(dtype=dtypes[0])
     policies = [_random_policy(cmdp.layout, RUNS, seed) for seed in range(episodes)]
     for dtype in dtypes:
         process = make(cmdp.to(dtype=dtype), RUNS)
@@ -104,8 +104,8 @@ def check_process(
     resumed.advance(policies[-1])  # whatever it has seen before must be forgotten
     resumed.load_state_dict(_stored(straight.state_dict()))
     for policy in policies[half:]:
-        same = torch.equal(straight.values.expand(RUNS, *own), resumed.values.expand(RUNS, *own))
-        _hold(same, straight, CONTINUES)
+        here, there = straight.values.expand(RUNS, *own), resumed.values.expand(RUNS, *own)
+        _hold(torch.equal(here, there), straight, CONTINUES)
         straight.advance(policy)
         resumed.advance(policy)
     _hold(_equal(straight.state_dict(), resumed.state_dict()), straight, CONTINUES)
@@ -239,11 +239,8 @@ def _check_values(process: Any, kind: str, cmdp: LayeredCMDP, dtype: torch.dtype
     real = values[..., cmdp.layout.pair_mask()].flatten()
     uniforms = ((torch.arange(MIDPOINTS, dtype=torch.float64) + 0.5) / MIDPOINTS)[:, None].expand(-1, len(real))
     feedback = process.observe(real.expand(MIDPOINTS, -1), uniforms)
-    _hold(
-        feedback.shape == uniforms.shape and feedback.dtype == dtype,
-        process,
-        "gives feedback of another shape or type than its values",
-    )
+    fits = feedback.shape == uniforms.shape and feedback.dtype == dtype
+    _hold(fits, process, "gives feedback of another shape or type than its values")
     _hold(((feedback >= low) & (feedback <= 1)).all(), process, f"gives feedback outside of [{low:g}, 1]")
     _hold((feedback.mean(0) - real).abs().max() < NEAR, process, "gives feedback whose mean is not its value")
     _hold((feedback <= process.largest(real) + NEAR).all(), process, "gives feedback above what it says is the largest")
@@ -273,9 +270,8 @@ def _check_trajectory(env: Any, trajectory: Trajectory) -> None:
         tensor = getattr(trajectory, name)
         dtype = env.dtype if name in ("rewards", "costs") else torch.int64
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        _hold(
-            tuple(tensor.shape) == shape and tensor.dtype == dtype, env, f"has {name} of {found}; expected {dtype} of shape {shape}"
-        )
+        fits = tuple(tensor.shape) == shape and tensor.dtype == dtype
+        _hold(fits, env, f"has {name} of {found}; expected {dtype} of shape {shape}")
         _hold(not tensor.requires_grad, env, f"has {name} that carry a gradient")
     connected = torch.equal(trajectory.states[:, 1:], trajectory.next_states[:, :-1])
     ends = (trajectory.states[:, 0] == 0).all() and (trajectory.next_states[:, -1] == 0).all()
