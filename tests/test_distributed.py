@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hedge import assert_same, curves, equal
 from split_worker import KINDS, MAIN_JOB, RUNS, play
-from test_resume import curves, equal
-from test_run import assert_same
 
 import torchcmdp as tc
 from torchcmdp.distributed import Crew, local_device, process_rank

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_learners import ON_META, SETTINGS
+from helpers import ON_META, SETTINGS
 from torch import Tensor
 
 import torchcmdp as tc

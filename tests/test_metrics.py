@@ -6,22 +6,19 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers import simulator
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
 from torchcmdp.errors import InvalidInput
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
-from torchcmdp.metrics import Tracker, episode_regret, expected_value, growth_exponent, mean_and_interval, worst_constraint
-from torchcmdp.occupancy import pair_occupancy_of, policy_of, uniform_policy
+from torchcmdp.metrics import Tracker, episode_regret, growth_exponent, mean_and_interval, worst_constraint
+from torchcmdp.occupancy import expected_value, pair_occupancy_of, policy_of, uniform_policy
 from torchcmdp.planning import alpha_of, rho, safe_optimum, unconstrained_optimum
 from torchcmdp.processes import Bernoulli, Fixed, OGDAdversary, Process, Switching, safe_caps
 from torchcmdp.simulator import Simulator
 
 MakePolicy = Callable[..., Tensor]
-
-
-def simulator(cmdp: LayeredCMDP, **arguments: int) -> Simulator:
-    return Simulator(cmdp, Bernoulli(cmdp.rewards), Bernoulli(cmdp.costs, low=-1), **arguments)
 
 
 class Scripted(Process):

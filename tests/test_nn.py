@@ -9,9 +9,8 @@ import torch
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
-from torchcmdp.metrics import expected_value
 from torchcmdp.nn import SafeOccupancy
-from torchcmdp.occupancy import flow_residual, occupancy_of, pair_occupancy_of, uniform_policy
+from torchcmdp.occupancy import expected_value, flow_residual, occupancy_of, pair_occupancy_of, uniform_policy
 from torchcmdp.projection import SafeSet, project
 
 

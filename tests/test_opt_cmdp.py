@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
+from helpers import play
 
 import torchcmdp as tc
 from torchcmdp.confidence import confidence_set
 from torchcmdp.learners import Greedy, OptCMDP
-from torchcmdp.metrics import expected_value
+from torchcmdp.occupancy import expected_value
 from torchcmdp.optimistic import optimistic_optimum
 from torchcmdp.projection import SafeSet
 from train import extended_lp
@@ -22,11 +23,6 @@ def simulator(runs: int = 4, seed: int = 0, shift: float = 0.0) -> tc.Simulator:
     cmdp = tc.random_cmdp(WIDTHS, ACTIONS, M, seed)
     costs = ((cmdp.costs + shift) * cmdp.layout.pair_mask()).clamp(-1, 1)
     return tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(costs, low=-1), runs=runs, seed=seed)
-
-
-def play(learner: tc.Learner, env: tc.Simulator, episodes: int) -> None:
-    for _ in range(episodes):
-        learner.update(env.rollout(learner.policy))
 
 
 def know(learner: OptCMDP, cmdp: tc.LayeredCMDP, visits: float = 1000.0) -> None:

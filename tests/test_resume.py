@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_run import Killed, assert_same, kill, play, table
-from test_tensorboard import read, steps
-from torch import Tensor
+from hedge import Killed, assert_same, curves, equal, kill, play, read, steps, table
 
 from torchcmdp.errors import RunFolderError
 from torchcmdp.run import MOST_POINTS
@@ -29,20 +27,6 @@ SMALL = ["--episodes", "600", "--runs", "2", "--widths", "1", "2", "1", "--actio
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=HERE, capture_output=True, text=True, **options)
-
-
-def equal(one: object, two: object) -> bool:
-    """Whether two states are the same to the last bit."""
-    if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
-    return torch.equal(one, two) if isinstance(one, Tensor) and isinstance(two, Tensor) else one == two
-
-
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """All curves as TensorBoard shows them, but for the speed, which is not the same twice."""
-    events = read(folder)
-    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("Time/")]
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 
 @pytest.mark.slow

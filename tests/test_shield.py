@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchcmdp as tc
-from torchcmdp.metrics import expected_value
+from torchcmdp.occupancy import expected_value
 from train.__main__ import main
 from train.comparison import Curves, SeedNetworks, with_interval
 from train.shield import METHODS, Options, reinforce, train

@@ -6,10 +6,10 @@ import csv
 
 import pytest
 import torch
+from hedge import read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from test_tensorboard import read
 from torch import Tensor
 
 import torchcmdp as tc

@@ -10,58 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import ADAPTIVE, LAYOUT, SMALL, World, play
 from literal_wcops import LiteralWCOPS
 
 from torchcmdp.confidence import CONFIDENCE_KINDS
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.learners import WCOPS, Learner
+from torchcmdp.learners import WCOPS
 from torchcmdp.learners.wcops import default_step
 from torchcmdp.occupancy import flow_residual, interval_residual
 from torchcmdp.projection import DEFAULT_CAP
 from torchcmdp.trajectory import Trajectory
-
-LAYOUT = Layout((1, 2, 3, 1), 2)
-SMALL = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.05, "radius_scale": 0.1}
-# Gamma reacts within a few episodes, and safe sets run empty
-ADAPTIVE = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.02, "radius_scale": 0.05, "threshold_scale": 0.0002}
-
-
-class World:
-    """CMDPs with random transitions and coin-flip feedback, one a run, where run j's draws depend on (seed, j) alone."""
-
-    def __init__(self, layout: Layout, constraints: int, seed: int, runs: list[int], low: float = -0.6, high: float = 0.9) -> None:
-        self.layout, self.m = layout, constraints
-        self.rngs = [np.random.default_rng([seed, j]) for j in runs]
-        n, A = layout.widths, layout.actions
-        self.P = [[rng.dirichlet(np.ones(n[k + 1]), (n[k], A)) for k in range(layout.layers)] for rng in self.rngs]
-        self.costs = [[rng.uniform(low, high, (n[k], A, constraints)) for k in range(layout.layers)] for rng in self.rngs]
-
-    def rollout(self, policy: torch.Tensor) -> Trajectory:
-        episodes = [self._one(j, policy[j].detach().numpy()) for j in range(len(self.rngs))]
-        states, actions, rewards, costs = (np.stack(part) for part in zip(*episodes, strict=True))
-        dtype = policy.dtype
-        index = (torch.tensor(states[:, :-1]), torch.tensor(actions), torch.tensor(states[:, 1:]))
-        return Trajectory(*index, torch.tensor(rewards, dtype=dtype), torch.tensor(costs, dtype=dtype))
-
-    def _one(self, j: int, policy: np.ndarray) -> tuple[np.ndarray, ...]:
-        L, rng = self.layout.layers, self.rngs[j]
-        states, actions, costs = [0], [], np.zeros((L, self.m))
-        for k in range(L):
-            actions.append(int((rng.random() > policy[k, states[k]].cumsum()[:-1]).sum()))
-            row = self.P[j][k][states[k], actions[k]]
-            states.append(int((rng.random() > row.cumsum()[:-1]).sum()))
-            costs[k] = np.where(rng.random(self.m) < (1 + self.costs[j][k][states[k], actions[k]]) / 2, 1.0, -1.0)
-        return np.array(states), np.array(actions), rng.random(L), costs
-
-
-def play(learner: Learner, world: World, episodes: int) -> list[Trajectory]:
-    """Let the learner play and learn, and return what it saw."""
-    seen = []
-    for _ in range(episodes):
-        seen.append(world.rollout(learner.policy))
-        learner.update(seen[-1])
-    return seen
 
 
 def padded(layers: list[np.ndarray], layout: Layout) -> torch.Tensor:

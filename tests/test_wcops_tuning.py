@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_wcops import ADAPTIVE, LAYOUT, SMALL, World, play
+from helpers import ADAPTIVE, LAYOUT, SMALL, World, play
 
 import torchcmdp as tc
 from torchcmdp.confidence import confidence_set, visited_transitions

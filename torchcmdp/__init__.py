@@ -1,6 +1,11 @@
 """torchcmdp: online learning in constrained Markov decision processes, batched and differentiable, in PyTorch."""
 
-from torchcmdp import adapters, nn, tuning
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
 from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
@@ -25,6 +30,9 @@ from torchcmdp.projection import ProjectionResult, SafeSet, project
 from torchcmdp.run import RunResult, run, run_split
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from torchcmdp import adapters, nn, testing, tuning
 
 __version__ = "0.1.0"
 
@@ -91,6 +99,7 @@ __all__ = [
     # Inside other people's code
     "adapters",
     "nn",
+    "testing",
     "tuning",
     # Errors
     "InvalidInput",
@@ -98,3 +107,16 @@ __all__ = [
     "TorchCMDPError",
     "__version__",
 ]
+
+# Loaded when first used: the layer alone brings in all of torch's compiler, which takes as long as torch itself.
+_LAZY = ("adapters", "nn", "testing", "tuning")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LAZY:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

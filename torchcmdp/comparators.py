@@ -9,17 +9,9 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
+from torchcmdp.occupancy import expected_value
 from torchcmdp.planning import rho, safe_optimum, unconstrained_optimum
 from torchcmdp.simulator import Simulator
-
-
-def expected_value(values: Tensor, occupancy: Tensor) -> Tensor:
-    """<v, q>, the expected sum of `values` over an episode: `(...)`.
-
-    Args:
-        values, occupancy: `(... x L x S x A)`; batch shapes broadcast.
-    """
-    return (values * occupancy).sum(dim=(-1, -2, -3))
 
 
 class Comparators:

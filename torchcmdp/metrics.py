@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor
 
-from torchcmdp.comparators import Comparators, check_entry, expected_value
-from torchcmdp.errors import InvalidInput
-from torchcmdp.occupancy import pair_occupancy_of
+from torchcmdp.comparators import Comparators, check_entry
+from torchcmdp.errors import InvalidInput, check_delta
+from torchcmdp.occupancy import expected_value, pair_occupancy_of
 from torchcmdp.planning import alpha_of
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
 
-__all__ = ["Tracker", "episode_regret", "expected_value", "growth_exponent", "mean_and_interval", "worst_constraint"]
+__all__ = ["Tracker", "episode_regret", "growth_exponent", "mean_and_interval", "worst_constraint"]
 
 
 def episode_regret(rewards: Tensor, comparator: Tensor, occupancy: Tensor) -> Tensor:
@@ -40,12 +39,13 @@ def mean_and_interval(x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
         x: `(runs x ...)`.
         level: Confidence level, in (0, 1).
     """
-    if not 0 < level < 1:
-        raise InvalidInput(f"level is {level}; it must lie strictly between 0 and 1.")
+    check_delta(level, "level")
     runs = x.shape[0]
     if runs < 2:
         return x.mean(0), torch.full_like(x[0], torch.nan)
-    quantile = float(stats.t.ppf((1 + level) / 2, runs - 1))
+    from scipy.special import stdtrit  # Student's quantile; scipy is slow to import, and only intervals need it
+
+    quantile = float(stdtrit(runs - 1, (1 + level) / 2))
     return x.mean(0), x.std(0) * (quantile / runs**0.5)
 
 

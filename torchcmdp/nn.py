@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, choice, whole_number
 from torchcmdp.layout import Layout
-from torchcmdp.learners.base import choice, whole_number
 from torchcmdp.occupancy import occupancy_of, policy_of, uniform_occupancy
 from torchcmdp.projection import METHODS, SafeSet, project
 

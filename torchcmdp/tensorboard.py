@@ -14,14 +14,15 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from torchcmdp.errors import RunFolderError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMAT = 3
 ADVICE = "take another folder (--name), or start over with fresh=True (--fresh)"
@@ -113,6 +114,7 @@ class RunWriter:
 
     def images(self, figures: Mapping[str, Figure], episode: int) -> None:
         """Put figures in the Images tab."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from torch.utils.tensorboard.summary import image
 
         for name, figure in figures.items():

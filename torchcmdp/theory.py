@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import check_delta, whole_number
 from torchcmdp.layout import Layout
 
 
@@ -86,7 +86,5 @@ def _as_tensor(t: Tensor | float) -> Tensor:
 
 
 def _check(horizon: int, delta: float) -> None:
-    if horizon < 1:
-        raise InvalidInput(f"horizon is {horizon}; it must be at least one episode.")
-    if not 0 < delta < 1:
-        raise InvalidInput(f"delta is {delta}; it must lie strictly between 0 and 1.")
+    whole_number("horizon", horizon, least=1)
+    check_delta(delta)

@@ -1,4 +1,4 @@
-"""`python -m train bench projection|program|episode|scale`: where the time goes, and how we compare with other solvers."""
+"""`python -m train bench projection|program|episode|scale|imports`: where the time goes, and how we compare with other solvers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ BENCHMARKS = {
     "program": ("train.bench_program", "the optimistic linear program of OptCMDP, a whole batch at once, against HiGHS"),
     "episode": ("train.bench_episode", "where an episode of WC-OPS spends its time, and the same run through cvxpylayers"),
     "scale": ("train.bench_scale", "how its cost grows with the batch, the widths and the layers"),
+    "imports": ("train.bench_imports", "what `import torchcmdp` takes beside `import torch`, and which modules take it"),
 }
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp import plotting
-from torchcmdp.metrics import expected_value, worst_constraint
+from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
+from torchcmdp.occupancy import expected_value
 from train import check_positive, experiment_folder, parse
 from train.bench import table
 from train.comparison import Curves, SeedNetworks, steps_of, with_interval

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import torchcmdp as tc
+from torchcmdp.errors import choice
 from train import check_device, check_positive, experiment_folder, parse
 from train.bench import table
 
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     check_positive(runs=options.runs, episodes=options.episodes, actions=options.actions, scale=options.scale)
     folder, device = experiment_folder(options.logdir, options.name), check_device(options.device)
     for name in options.learners:
-        tc.learners.base.choice("an entry of --learners", name, list(tc.LEARNERS))
+        choice("an entry of --learners", name, list(tc.LEARNERS))
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the tensors of an episode are too small to share among threads; the solvers have their own
     if options.quick:

@@ -15,7 +15,7 @@ from torchcmdp.adapters.tabular import Cost, Move, budgets_of
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.metrics import Tracker
-from torchcmdp.simulator import _thresholds
+from torchcmdp.sampling import thresholds
 from torchcmdp.streams import ACTION, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
 
@@ -143,9 +143,9 @@ class GymnasiumSimulator:
             policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
         """
         self.layout.check_shape("policy", policy, kind="pair")
-        thresholds = _thresholds(policy.detach()).expand(self.runs, *self.layout.pair_shape).numpy(force=True)
+        steps = thresholds(policy.detach()).expand(self.runs, *self.layout.pair_shape).numpy(force=True)
         uniforms = self.streams.uniform(self.episode, 0, self.layout.layers).numpy()
-        played = [self._play(*each) for each in zip(self.envs, thresholds, uniforms, strict=True)]
+        played = [self._play(*each) for each in zip(self.envs, steps, uniforms, strict=True)]
         states, actions, rewards, costs = (np.stack(column) for column in zip(*played, strict=True))
         self.episode += 1
         visited = torch.from_numpy(states).to(self.device)

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.errors import InvalidInput, check_delta, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.trajectory import Trajectory
-
-__all__ = ["Learner", "check_delta", "choice", "per_run", "whole_number"]
 
 
 class Learner(nn.Module, ABC):
@@ -142,19 +140,6 @@ class Learner(nn.Module, ABC):
             if found != shape:
                 axes = "runs x L x m" if name == "costs" else "runs x L"
                 raise InvalidInput(f"trajectory.{name} has shape {found}; this learner expects ({axes}) = {shape}.")
-
-
-def whole_number(name: str, value: int, *, least: int) -> int:
-    """An int of at least `least`, or one sentence."""
-    if isinstance(value, bool) or not float(value).is_integer() or value < least:
-        raise InvalidInput(f"{name} is {value}; it must be a whole number of at least {least}.")
-    return int(value)
-
-
-def check_delta(delta: float) -> None:
-    """Refuse a failure probability that is none."""
-    if not 0 < delta < 1:
-        raise InvalidInput(f"delta is {delta}; it must lie strictly between 0 and 1.")
 
 
 def per_run(name: str, value: Tensor | float, runs: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:

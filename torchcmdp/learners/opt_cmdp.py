@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, confidence_set
+from torchcmdp.errors import choice
 from torchcmdp.estimation import optimistic_cost
 from torchcmdp.layout import Layout
-from torchcmdp.learners.base import choice
 from torchcmdp.learners.empirical import EmpiricalLearner
 from torchcmdp.learners.widths import WIDTH_MODES, feedback_widths, transition_kind
 from torchcmdp.occupancy import policy_of, uniform_policy

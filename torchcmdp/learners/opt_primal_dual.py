@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, transition_radius
+from torchcmdp.errors import choice
 from torchcmdp.layout import Layout
-from torchcmdp.learners.base import choice
 from torchcmdp.learners.empirical import EmpiricalLearner
 from torchcmdp.learners.widths import WIDTH_MODES, feedback_widths, transition_kind
 from torchcmdp.trajectory import Trajectory

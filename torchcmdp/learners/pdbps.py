@@ -17,9 +17,9 @@ from torchcmdp.confidence import (
     upper_occupancy,
     visited_transitions,
 )
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.layout import Layout
-from torchcmdp.learners.base import Learner, choice
+from torchcmdp.learners.base import Learner
 from torchcmdp.trajectory import Trajectory
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from torchcmdp.errors import whole_number
 from torchcmdp.layout import Layout
-from torchcmdp.learners.base import whole_number
 from torchcmdp.learners.wcops import WCOPS
 from torchcmdp.trajectory import Trajectory
 

@@ -19,6 +19,7 @@ from torchcmdp.confidence import (
     visited_pairs,
     visited_transitions,
 )
+from torchcmdp.errors import check_delta, choice, whole_number
 from torchcmdp.estimation import (
     bonus,
     empirical_threshold,
@@ -32,7 +33,7 @@ from torchcmdp.estimation import (
     violation_threshold,
 )
 from torchcmdp.layout import Layout
-from torchcmdp.learners.base import Learner, check_delta, choice, whole_number
+from torchcmdp.learners.base import Learner
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 from torchcmdp.occupancy import uniform_occupancy
 from torchcmdp.projection import ELASTIC, LOG_FLOOR, METHODS, ProjectionResult, SafeSet, project

@@ -11,7 +11,6 @@ from torch import Tensor
 from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.layout import Layout
 from torchcmdp.optimistic import torch_simplex
-from torchcmdp.optimistic.compiled import solve_range
 from torchcmdp.optimistic.problem import INFEASIBLE, INVALID, MAX_ITERATIONS, SOLVED, OptimisticOptimum
 from torchcmdp.projection.compiled.threads import over_batch
 from torchcmdp.projection.problem import SafeSet
@@ -81,6 +80,8 @@ def _geometry(layout: Layout) -> tuple[np.ndarray, int]:
 
 def _solve_compiled(flat: list[Tensor], layout: Layout, max_iterations: int) -> list[Tensor]:
     """The fields of an `OptimisticOptimum` with one batch axis."""
+    from torchcmdp.optimistic.compiled import solve_range  # numba takes half a second to import: only those who solve wait
+
     widths, size = _geometry(layout)
     rewards, lower, upper, costs = (tensor.contiguous().numpy() for tensor in flat)
     batch, m = costs.shape[:2]

@@ -16,9 +16,6 @@ from torch.autograd import forward_ad
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.projection import torch_solver
-from torchcmdp.projection.compiled.derivatives import jvp_range, vjp_range
-from torchcmdp.projection.compiled.pairs import offsets_of
-from torchcmdp.projection.compiled.solve import solve_range
 from torchcmdp.projection.compiled.threads import over_batch
 from torchcmdp.projection.problem import INVALID, ProjectionResult, SafeSet
 
@@ -166,6 +163,8 @@ class _Projection(torch.autograd.Function):
 
 @lru_cache(maxsize=256)
 def _geometry(layout: Layout) -> tuple[np.ndarray, np.ndarray, int]:
+    from torchcmdp.projection.compiled.pairs import offsets_of
+
     widths = np.array(layout.widths, dtype=np.int64)
     return widths, offsets_of(widths), int(layout.transition_mask().sum())
 
@@ -175,6 +174,8 @@ def _arrays(*tensors: Tensor) -> list[np.ndarray]:
 
 
 def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: NewtonOptions) -> Any:
+    from torchcmdp.projection.compiled.solve import solve_range  # here and below, because numba takes half a second to import
+
     batch, m = target.shape[0], costs.shape[1]
     widths, offsets, size = _geometry(layout)
     occupancy = np.zeros(target.shape)
@@ -193,6 +194,8 @@ def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor,
 
 
 def _vjp_compiled(target, lower, upper, costs, potentials, multipliers, grad, layout, cap):  # type: ignore[no-untyped-def]
+    from torchcmdp.projection.compiled.derivatives import vjp_range
+
     widths, offsets, size = _geometry(layout)
     inputs = _arrays(target, lower, upper, costs)
     outputs = [np.zeros_like(array) for array in inputs]
@@ -203,6 +206,8 @@ def _vjp_compiled(target, lower, upper, costs, potentials, multipliers, grad, la
 
 
 def _jvp_compiled(target, lower, upper, costs, potentials, multipliers, d_target, d_lower, d_upper, d_costs, layout, cap):  # type: ignore[no-untyped-def]
+    from torchcmdp.projection.compiled.derivatives import jvp_range
+
     widths, offsets, size = _geometry(layout)
     inputs = _arrays(target, lower, upper, costs)
     duals, moves = _arrays(potentials, multipliers), _arrays(d_target, d_lower, d_upper, d_costs)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.layout import Layout
-from torchcmdp.projection.compiled.solve import (
+from torchcmdp.projection.limits import (
     ACCEPTABLE_GAP,
     ACCEPTABLE_RESIDUAL,
     LONGEST_MOVE,

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchcmdp.errors import InvalidInput
-from torchcmdp.learners.base import whole_number
+from torchcmdp.errors import InvalidInput, whole_number
 from torchcmdp.metrics import mean_and_interval
 from torchcmdp.tensorboard import RunFolder
 from torchcmdp.tuning.study import Derivative, Study, check_scales, forward_derivative

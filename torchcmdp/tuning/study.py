@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchcmdp.errors import InvalidInput
-from torchcmdp.learners.base import choice, whole_number
+from torchcmdp.errors import choice, not_negative, whole_number
 from torchcmdp.learners.wcops import WCOPS
-from torchcmdp.metrics import episode_regret, expected_value, worst_constraint
-from torchcmdp.occupancy import occupancy_of
+from torchcmdp.metrics import episode_regret, worst_constraint
+from torchcmdp.occupancy import expected_value, occupancy_of
 from torchcmdp.planning import safe_optimum
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
@@ -84,8 +83,7 @@ class Study:
     def __post_init__(self) -> None:
         whole_number("instances", self.instances, least=1)
         whole_number("horizon", self.horizon, least=1)
-        if not self.weight >= 0:
-            raise InvalidInput(f"weight is {self.weight}; it must be a number that is not negative.")
+        not_negative("weight", self.weight)
 
     def objective(self, parts: Tensor) -> Tensor:
         """(regret + weight * positive violation) / horizon of `(... x 2)`: `(...)`."""
