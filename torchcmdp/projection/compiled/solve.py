@@ -9,7 +9,7 @@ from numba import njit
 
 from torchcmdp.projection.compiled.linalg import assemble, box_quadratic, factor, schur, solve_lower, solve_upper
 from torchcmdp.projection.compiled.pairs import OPTIONS, empty_response, evaluate, gradient
-from torchcmdp.projection.problem import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
+from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
 # A potential moves by at most this in one step: larger moves overflow, much smaller ones stall when multipliers must grow.
 LONGEST_MOVE = 100.0
