@@ -28,10 +28,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 # solvers read their convergence on the host unless they are told how long to work; more iterations take the same path
 ON_META: dict[str, dict[str, Any]] = {
-    "wc-ops": {"projection_options": {"backend": "torch", "fixed_iterations": 1}},
-    "uob-reps": {"projection_options": {"backend": "torch", "fixed_iterations": 1}},
-    "opt-cmdp": {"program_options": {"backend": "torch", "fixed_iterations": 1}},
-    "greedy": {"program_options": {"backend": "torch", "fixed_iterations": 1}},
+    "wc-ops": {"solver": tc.Newton(backend="torch", fixed_iterations=1)},
+    "uob-reps": {"solver": tc.Newton(backend="torch", fixed_iterations=1)},
+    "opt-cmdp": {"solver": tc.ColumnGeneration(backend="torch", fixed_iterations=1)},
+    "greedy": {"solver": tc.ColumnGeneration(backend="torch", fixed_iterations=1)},
 }
 
 

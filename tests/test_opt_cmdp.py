@@ -13,7 +13,7 @@ from torchcmdp.confidence import confidence_set
 from torchcmdp.learners import Greedy, OptCMDP
 from torchcmdp.occupancy import expected_value
 from torchcmdp.optimistic import optimistic_optimum
-from torchcmdp.projection import SafeSet
+from torchcmdp.safe_set import SafeSet
 from train import extended_lp
 
 WIDTHS, ACTIONS, M = (1, 3, 3, 1), 2, 2
@@ -157,5 +157,5 @@ def test_options_are_checked() -> None:
     layout = tc.Layout(WIDTHS, ACTIONS)
     with pytest.raises(tc.InvalidInput, match="widths is 'publised'; did you mean 'published'"):
         OptCMDP(layout, M, 10, widths="publised")
-    with pytest.raises(tc.InvalidInput, match="program_options is 'iterations'"):
-        Greedy(layout, M, 10, program_options={"iterations": 3})
+    with pytest.raises(tc.InvalidInput, match="solver is 'newton'.*'column_generation'"):
+        Greedy(layout, M, 10, solver="newton")

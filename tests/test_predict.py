@@ -62,7 +62,7 @@ def test_both_ways_learn_and_are_safe(method):
 def test_the_best_step_size_is_chosen_run_by_run():
     cmdp, options = tc.random_cmdp(seed=0), Options(runs=2)
     data = draw(cmdp, options, 10, 0)
-    layer = SafeOccupancy(cmdp.layout, 2, transitions=cmdp.transitions, costs=cmdp.costs, projection_options={"cap": 1e4})
+    layer = SafeOccupancy(cmdp.layout, 2, transitions=cmdp.transitions, costs=cmdp.costs, solver=tc.Newton(multiplier_cap=1e4))
     losses = torch.stack([1 - data.realised[0], data.realised[1]])  # the second run's predictions are upside down
     assert best_eta(layer, losses, data.realised).flatten().tolist() == [100.0, 1.0]
 

@@ -127,7 +127,7 @@ def test_settings_reach_the_learners_that_have_them():
     assert learner.bonus_scale.tolist() == [0.5, 0.5] and learner.radius_scale.tolist() == [1.0, 1.0]
     primal_dual, env, _ = build(Options(learner="opt-primal-dual", runs=2))
     assert primal_dual.slater_gap.tolist() == pytest.approx([float(slater_gap(env.cmdp))] * 2)
-    assert {"eta", "projection", "cap_scale"} < settings_of("uob-reps") and "eta" not in settings_of("greedy")
+    assert {"eta", "solver", "cap_scale"} < settings_of("uob-reps") and "eta" not in settings_of("greedy")
 
 
 def one_sentence(capsys) -> str:
@@ -150,7 +150,7 @@ def one_sentence(capsys) -> str:
         (["--episodes", "-5"], "--episodes is -5; it must be greater than zero."),
         (["--runs", "0"], "--runs is 0; it must be greater than zero."),
         (["--eta", "nan"], "--eta is nan; it must be a finite number."),
-        (["--projection", "foo"], "--projection got 'foo'; expected one of newton, cvxpy."),
+        (["--solver", "foo"], "--solver got 'foo'; expected one of newton, cvxpy."),
         (["--device", "cdua"], "--device cdua cannot be used here"),
         (["--device", "meta"], "--device meta holds no numbers"),
         (["--name", "../x"], "--name '../x' must be one plain folder name"),
@@ -165,8 +165,8 @@ def one_sentence(capsys) -> str:
         (["--env", "Taxi-v4"], "--env got 'Taxi-v4'; expected one of random, FrozenLake-v1, CliffWalking-v1."),
         (["--learner", "greedy", "--eta", "1"], "--eta is not a setting of greedy, which takes none of these settings."),
         (
-            ["--learner", "opt-cmdp", "--projection", "cvxpy"],
-            "--projection is not a setting of opt-cmdp, which takes --bonus-scale, --radius-scale, --confidence.",
+            ["--learner", "opt-cmdp", "--solver", "cvxpy"],
+            "--solver is not a setting of opt-cmdp, which takes --bonus-scale, --radius-scale, --confidence.",
         ),
         (["--fresh", "yes"], "'yes' is not an option"),
         (["rnu"], "'rnu' is not a command of python -m train; did you mean run?"),
@@ -191,7 +191,7 @@ def test_help_teaches_with_examples(capsys):
         main(["--help"])
     out = capsys.readouterr().out
     assert end.value.code == 0
-    for words in ("python -m train --episodes 2000", "--bonus-scale", "--fresh", "--projection"):
+    for words in ("python -m train --episodes 2000", "--bonus-scale", "--fresh", "--solver"):
         assert words in out
 
 
@@ -214,5 +214,5 @@ def test_ctrl_c_exits_with_130_and_the_same_command_continues(tmp_path):
 
 
 def test_the_other_projection_runs_and_invents_no_iterations(tmp_path, capsys):
-    assert main(small(tmp_path, "--projection", "cvxpy", "--episodes", "3")) == 0
+    assert main(small(tmp_path, "--solver", "cvxpy", "--episodes", "3")) == 0
     assert "not counted by this solver" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import torch
 from helpers import ADAPTIVE, LAYOUT, SMALL, World, play
 from literal_wcops import LiteralWCOPS
 
+import torchcmdp as tc
 from torchcmdp.confidence import CONFIDENCE_KINDS
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
@@ -46,7 +47,7 @@ def compare_with_literal(
     """Drive both with the same trajectories and assert that every occupancy agrees."""
     step = default_step(layout, 100, 0.01)
     settings = {"eta": step, "gamma": step, **settings}
-    learner = WCOPS(layout, m, 100, projection_options={"cap": penalty}, **settings)
+    learner = WCOPS(layout, m, 100, solver=tc.Newton(multiplier_cap=penalty), **settings)
     literal = LiteralWCOPS(layout.widths, layout.actions, m, 100, 0.01, penalty=penalty, **settings)
     world = World(layout, m, seed, [0])
     for t in range(episodes):
@@ -238,14 +239,28 @@ def test_loading_a_state_leaves_the_callers_tensors_alone() -> None:
 
 def test_update_reads_nothing_back_from_the_device() -> None:
     for m in (0, 2):  # two iterations take the same path as eight, which would cost the test twenty seconds
-        options = {"backend": "torch", "fixed_iterations": 2}
-        learner = WCOPS(LAYOUT, m, 100, runs=3, device="meta", projection_options=options)
+        learner = WCOPS(LAYOUT, m, 100, runs=3, device="meta", solver=tc.Newton(backend="torch", fixed_iterations=2))
         index = torch.zeros(3, 3, dtype=torch.int64, device="meta")
         feedback = torch.zeros(3, 3, dtype=torch.float64, device="meta"), torch.zeros(3, 3, m, dtype=torch.float64, device="meta")
         for _ in range(2):
             learner.update(Trajectory(index, index, index, *feedback))
         assert learner.policy.device.type == "meta" and learner.policy.shape == (3, *LAYOUT.pair_shape)
         assert {value.shape for value in learner.diagnostics().values()} == {(3,)}
+
+
+def test_intervals_without_width_survive_float32() -> None:
+    """Rows of averages that sum to one up to float32 are one kernel, and no empty interval."""
+    learner = WCOPS(LAYOUT, 1, 100, runs=4, radius_scale=0.0, dtype=torch.float32)
+    play(learner, World(LAYOUT, 1, 0, [0, 1, 2, 3]), 30)
+    assert learner.policy.isfinite().all()
+
+
+def test_what_a_solver_did_not_manage_is_reported() -> None:
+    learner = WCOPS(LAYOUT, 1, 100, runs=2, solver=tc.Newton(max_iterations=1))
+    play(learner, World(LAYOUT, 1, 0, [0, 1]), 1)
+    assert learner.diagnostics()["Solver/max_iterations"].tolist() == [1, 1]
+    expected = {"multiplier_cap": 200.0, "tolerance": 1e-11, "max_iterations": 1, "backend": "auto", "fixed_iterations": None}
+    assert learner.config()["solver"] == {"name": "Newton", **expected}
 
 
 def test_float32_follows_float64() -> None:
@@ -301,7 +316,7 @@ def test_a_parameter_is_kept_and_receives_its_gradient() -> None:
 
 
 def test_cvxpy_projection_gives_the_same_run() -> None:
-    newton, cvxpy = (WCOPS(LAYOUT, 2, 100, runs=2, projection=name, **SMALL) for name in ("newton", "cvxpy"))
+    newton, cvxpy = (WCOPS(LAYOUT, 2, 100, runs=2, solver=name, **SMALL) for name in ("newton", "cvxpy"))
     for trajectory in play(newton, World(LAYOUT, 2, 0, [0, 1]), 4):
         cvxpy.update(trajectory)
     assert (newton.occupancy - cvxpy.occupancy).abs().max() < 1e-4
@@ -321,7 +336,8 @@ def test_diagnostics_have_one_number_a_run() -> None:
     learner = WCOPS(LAYOUT, 0, 100, runs=3)
     assert not learner.diagnostics()
     play(learner, World(LAYOUT, 0, 0, [0, 1, 2]), 1)
-    tags = {"Solver/iterations", "Solver/residual", "Solver/elastic", "Learner/gamma_active", "Learner/max_beta"}
+    ends = ("Solver/elastic", "Solver/max_iterations", "Solver/invalid")
+    tags = {"Solver/iterations", "Solver/residual", *ends, "Learner/gamma_active", "Learner/max_beta"}
     assert learner.diagnostics().keys() == tags and all(value.shape == (3,) for value in learner.diagnostics().values())
 
 
@@ -333,8 +349,8 @@ def test_diagnostics_have_one_number_a_run() -> None:
         ({"constraints": -1}, "constraints is -1"),
         ({"delta": 1.0}, "delta is 1.0; it must lie strictly between 0 and 1"),
         ({"confidence": "bernstien"}, "did you mean 'bernstein'"),
-        ({"projection": "newtn"}, "did you mean 'newton'"),
-        ({"projection_options": {"tolerence": 1e-9}}, "'tolerence'; did you mean 'tolerance'"),
+        ({"solver": "newtn"}, "did you mean 'newton'"),
+        ({"solver": tc.ColumnGeneration()}, "must be 'newton', 'cvxpy' or an instance of ProjectionSolver"),
         ({"dtype": torch.int64}, "dtype is torch.int64"),
         ({"layout": (1, 2, 1)}, "layout is a tuple"),
         ({"runs": 2, "eta": torch.ones(3)}, r"eta has shape \(3,\); .* each of 2 runs"),

@@ -22,13 +22,16 @@ from torchcmdp.occupancy import (
     uniform_occupancy,
     uniform_policy,
 )
-from torchcmdp.optimistic import OptimisticOptimum, optimistic_optimum
+from torchcmdp.optimistic import ColumnGeneration, OptimisticOptimum, optimistic_optimum
 from torchcmdp.planning import alpha_of, rho, safe_optimum, safest_policy, slater_gap, unconstrained_optimum
 from torchcmdp.plotting import plot_curves
 from torchcmdp.processes import Bernoulli, Cyclic, Fixed, OGDAdversary, Process, Recorder, Replay, Switching, safe_caps
-from torchcmdp.projection import ProjectionResult, SafeSet, project
+from torchcmdp.projection import Cvxpy, Newton, ProjectionResult, project
 from torchcmdp.run import RunResult, run, run_split
+from torchcmdp.safe_set import SafeSet
 from torchcmdp.simulator import Simulator
+from torchcmdp.solver import Solver
+from torchcmdp.status import Status
 from torchcmdp.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -55,8 +58,12 @@ __all__ = [
     "uniform_occupancy",
     "uniform_policy",
     # The projection
+    "Cvxpy",
+    "Newton",
     "ProjectionResult",
     "SafeSet",
+    "Solver",
+    "Status",
     "project",
     # Exact optima
     "alpha_of",
@@ -65,6 +72,7 @@ __all__ = [
     "safest_policy",
     "slater_gap",
     "unconstrained_optimum",
+    "ColumnGeneration",
     "OptimisticOptimum",
     "optimistic_optimum",
     # Learners

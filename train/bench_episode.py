@@ -61,7 +61,7 @@ def play(runs: int, episodes: int, warmup: int, seed: int, projection: str) -> d
     """Seconds of each part over `episodes` episodes, and of all of it under "total"."""
     cmdp = tc.random_cmdp(seed=seed)
     env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=seed)
-    learner = tc.WCOPS(cmdp.layout, cmdp.constraints, horizon=20_000, runs=runs, projection=projection)
+    learner = tc.WCOPS(cmdp.layout, cmdp.constraints, horizon=20_000, runs=runs, solver=projection)
     tracker = tc.Tracker(env)
     parts: dict[str, float] = defaultdict(float)
     for method, part in (

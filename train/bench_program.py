@@ -14,7 +14,7 @@ from tqdm import tqdm
 import torchcmdp as tc
 from torchcmdp.learners import OptCMDP
 from torchcmdp.optimistic import optimistic_optimum
-from torchcmdp.projection import SafeSet
+from torchcmdp.safe_set import SafeSet
 from train import check_positive, experiment_folder, extended_lp, parse
 from train.bench import table
 

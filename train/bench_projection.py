@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import torchcmdp as tc
 from torchcmdp.projection import DEFAULT_CAP
-from torchcmdp.projection.cvxpy_layer import build_problem, merge_args, solve_cvxpy, solve_layer
+from torchcmdp.projection.cvxpy_layer import build_problem, merge_args, solve_layer
 from train import check_positive, experiment_folder, parse
 from train.bench import table
 
@@ -148,11 +148,13 @@ def capture(size: Size, seed: int, count: int) -> Instances:
 
 def ours(instances: Instances, backend: str) -> tc.ProjectionResult:
     """Our own projection of a batch."""
-    return tc.project(instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, backend=backend)
+    return tc.project(
+        instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, solver=tc.Newton(backend=backend)
+    )
 
 
 def rival(instances: Instances, name: str) -> Tensor:
-    """The occupancies of a cvxpylayers backend, without the checks that `solve_cvxpy` adds."""
+    """The occupancies of a cvxpylayers backend, without the checks that `Cvxpy` adds."""
     options = RIVALS[name]
     args = merge_args(options["solver"], options["solver_args"])
     return solve_layer(instances.safe_set, DEFAULT_CAP, options["solver"], args, instances.log_target)[0]
@@ -252,7 +254,7 @@ def main(arguments: Sequence[str]) -> int:
             rows += measure(name, instances, batch, options.seconds)
         part = instances.take(torch.arange(min(10, max(options.batches))))
         certificates = [error(ours(part, "compiled")), error(ours(part, "torch"))]
-        certificates += [error(solve_cvxpy(part.log_target, part.safe_set, **RIVALS[solver])) for solver in RIVALS]
+        certificates += [error(tc.Cvxpy(**RIVALS[solver]).solve(part.log_target, part.safe_set)) for solver in RIVALS]
         errors.append([name, *certificates])
     text = report(rows, errors)
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from torchcmdp.metrics import mean_and_interval
 from torchcmdp.run import run_split
 from train import DTYPES, check_device, check_not_negative, check_positive, experiment_folder, parse
 
-SETTINGS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "confidence", "projection")
+SETTINGS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "confidence", "solver")
 
 
 class Import(NamedTuple):
@@ -73,7 +73,7 @@ class Options:
     """Where to compute: cpu, cuda, cuda:1, ..."""
     dtype: Literal["float32", "float64"] = "float64"
     """Floating-point type."""
-    projection: Literal["newton", "cvxpy"] = "newton"
+    solver: Literal["newton", "cvxpy"] = "newton"
     """Solver of the projection: our Newton method, or a general cone solver through cvxpylayers."""
     resume: bool = False
     """Insist on continuing: refuse if there is nothing to continue. A run that can be continued is continued anyway."""
@@ -201,7 +201,7 @@ def settings_of(learner: str) -> set[str]:
         names.update(p.name for p in parameters)
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):  # such a one would hand the rest to its parent
             break
-    return names
+    return names if issubclass(LEARNERS[learner], tc.WCOPS) else names - {"solver"}  # the option names solvers of the projection
 
 
 def summary(result: tc.RunResult, env: tc.Simulator, imported: Any = None) -> str:

@@ -124,7 +124,7 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, seen: Data, unsee
     network = SeedNetworks((CONTEXT, cmdp.rewards.numel()), options.runs, options.seed, gain=0.1)
     optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate)
     known = {"transitions": cmdp.transitions, "costs": cmdp.costs}
-    layer = SafeOccupancy(cmdp.layout, cmdp.constraints, **known, eta=options.eta, projection_options={"cap": CAP})
+    layer = SafeOccupancy(cmdp.layout, cmdp.constraints, **known, eta=options.eta, solver=tc.Newton(multiplier_cap=CAP))
     generator = torch.Generator().manual_seed(options.seed)
     real = cmdp.layout.pair_mask()
 

@@ -71,6 +71,10 @@ class Options:
     """Folder of all experiments."""
 
 
+# The ends of a solver that the table counts, beside the one that needs no counting.
+COUNTED = ("elastic", "infeasible", "max_iterations", "invalid")
+
+
 @dataclass
 class Tally:
     """What happened to one learner, over all runs and episodes.
@@ -80,7 +84,7 @@ class Tally:
         failures: Run-episodes that failed.
         error: The exception that ended the learner's runs, if one did.
         residual: The largest; NaN for a learner without a solver.
-        elastic, infeasible: How many projections and programs; None for a learner without.
+        elastic, infeasible, max_iterations, invalid: How many projections and programs; None for a learner without.
         seconds: It took.
     """
 
@@ -90,6 +94,8 @@ class Tally:
     residual: float = float("nan")
     elastic: int | None = None
     infeasible: int | None = None
+    max_iterations: int | None = None
+    invalid: int | None = None
     seconds: float = 0.0
 
 
@@ -158,7 +164,8 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     tally.failures += int(broken) + int(lost.sum())
     if "Solver/residual" in sums:
         tally.residual = float(sums["Solver/residual"][0].max())
-    tally.elastic, tally.infeasible = (_count(sums, tag) for tag in ("Solver/elastic", "Solver/infeasible"))
+    for name in COUNTED:
+        setattr(tally, name, _count(sums, f"Solver/{name}"))
     tally.seconds = time.perf_counter() - start
     return tally
 
@@ -174,14 +181,15 @@ def report(tallies: dict[str, Tally]) -> str:
     """A row a learner and a last one for all of them, and the exceptions below."""
     rows = []
     for name, tally in tallies.items():
-        counts = ["-" if count is None else f"{count:,}" for count in (tally.elastic, tally.infeasible)]
+        counts = ["-" if count is None else f"{count:,}" for count in (getattr(tally, kind) for kind in COUNTED)]
         residual = "-" if tally.residual != tally.residual else f"{tally.residual:.1e}"
         rows.append([name, f"{tally.played:,}", f"{tally.failures:,}", residual, *counts, f"{tally.seconds:,.0f}"])
-    total = [sum(getattr(t, name) or 0 for t in tallies.values()) for name in ("played", "failures", "elastic", "infeasible")]
+    total = [sum(getattr(t, name) or 0 for t in tallies.values()) for name in ("played", "failures", *COUNTED)]
     worst = max((t.residual for t in tallies.values() if t.residual == t.residual), default=float("nan"))
     seconds = sum(t.seconds for t in tallies.values())
-    rows.append(["all", f"{total[0]:,}", f"{total[1]:,}", f"{worst:.1e}", f"{total[2]:,}", f"{total[3]:,}", f"{seconds:,.0f}"])
-    header = ["learner", "run-episodes", "failures", "worst residual", "elastic", "infeasible", "seconds"]
+    played, failures, *counts = (f"{number:,}" for number in total)
+    rows.append(["all", played, failures, f"{worst:.1e}", *counts, f"{seconds:,.0f}"])
+    header = ["learner", "run-episodes", "failures", "worst residual", *(kind.replace("_", " ") for kind in COUNTED), "seconds"]
     return "\n".join([table(header, rows), *[f"{name}: {tally.error}" for name, tally in tallies.items() if tally.error]])
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from torchcmdp.layout import Layout
 from torchcmdp.learners.opt_cmdp import OptCMDP
-from torchcmdp.projection import SafeSet
+from torchcmdp.optimistic import ProgramSolver
+from torchcmdp.safe_set import SafeSet
 
 
 class Greedy(OptCMDP):
@@ -25,7 +23,7 @@ class Greedy(OptCMDP):
         horizon: T; unused, as is delta, since there are no widths.
         delta: Failure probability.
         runs: How many independent learners there are.
-        program_options: Further keyword arguments of `optimistic_optimum`.
+        solver: As in `OptCMDP`.
     """
 
     name = "Greedy"
@@ -38,13 +36,13 @@ class Greedy(OptCMDP):
         delta: float = 0.01,
         runs: int = 1,
         *,
-        program_options: Mapping[str, Any] | None = None,
+        solver: str | ProgramSolver = "column_generation",
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(
             layout, constraints, horizon, delta, runs, bonus_scale=0.0, radius_scale=0.0,
-            program_options=program_options, dtype=dtype, device=device,
+            solver=solver, dtype=dtype, device=device,
         )  # fmt: skip
 
     def program(self) -> tuple[Tensor, SafeSet]:

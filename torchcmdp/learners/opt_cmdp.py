@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,11 +14,10 @@ from torchcmdp.layout import Layout
 from torchcmdp.learners.empirical import EmpiricalLearner
 from torchcmdp.learners.widths import WIDTH_MODES, feedback_widths, transition_kind
 from torchcmdp.occupancy import policy_of, uniform_policy
-from torchcmdp.optimistic import INFEASIBLE, OptimisticOptimum, optimistic_optimum
-from torchcmdp.projection import SafeSet
+from torchcmdp.optimistic import OptimisticOptimum, ProgramSolver, optimistic_optimum, program_solver
+from torchcmdp.safe_set import SafeSet
+from torchcmdp.status import Status, shares
 from torchcmdp.trajectory import Trajectory
-
-PROGRAM_OPTIONS = tuple(optimistic_optimum.__kwdefaults__ or {})
 
 
 class OptCMDP(EmpiricalLearner):
@@ -38,7 +36,7 @@ class OptCMDP(EmpiricalLearner):
         radius_scale: Multiplies the widths of the transitions.
         widths: "published", or "matched" to WC-OPS: the same bonus on the costs, half of it on the rewards, the same kernels.
         confidence: With matched widths, the kind of transition confidence set; the tightest box around it where it is no box.
-        program_options: Further keyword arguments of `optimistic_optimum`.
+        solver: Of the program: a solver with settings, such as `ColumnGeneration(max_iterations=100)`.
     """
 
     name = "OptCMDP"
@@ -56,7 +54,7 @@ class OptCMDP(EmpiricalLearner):
         radius_scale: Tensor | float = 1.0,
         widths: str = "published",
         confidence: str = "entrywise",
-        program_options: Mapping[str, Any] | None = None,
+        solver: str | ProgramSolver = "column_generation",
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
@@ -65,9 +63,7 @@ class OptCMDP(EmpiricalLearner):
         self.add_hyperparameter("radius_scale", radius_scale)
         self.widths = choice("widths", widths, WIDTH_MODES)
         self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
-        self.program_options = dict(program_options or {})
-        for option in self.program_options:
-            choice("an entry of program_options", option, PROGRAM_OPTIONS)
+        self.solver = program_solver(solver)
         uniform = uniform_policy(layout, dtype=self.dtype, device=self.device)
         self.register_buffer("plan", uniform.expand(self.runs, -1, -1, -1).contiguous())
         self._last: OptimisticOptimum | None = None
@@ -80,7 +76,7 @@ class OptCMDP(EmpiricalLearner):
     def update(self, trajectory: Trajectory) -> None:
         """Count the episode and plan the next one."""
         self.count(trajectory)
-        self._last = optimistic_optimum(*self.program(), **self.program_options)
+        self._last = optimistic_optimum(*self.program(), solver=self.solver)
         self.plan = policy_of(self._last.occupancy, self.layout)
 
     def program(self) -> tuple[Tensor, SafeSet]:
@@ -104,19 +100,19 @@ class OptCMDP(EmpiricalLearner):
         return rewards, SafeSet(self.layout, kernels.lower, kernels.upper, costs)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Of the last plan: policies tried, what its certificate leaves open, infeasibility, its value and largest multiplier."""
+        """Of the last plan: policies tried, what its certificate leaves open, its status, value and largest multiplier."""
         if self._last is None:
             return {}
         last, none = self._last, self._last.value.new_zeros(self.runs)
         return {
             "Solver/iterations": last.iterations.to(self.dtype),
             "Solver/residual": last.residual,
-            "Solver/infeasible": (last.status == INFEASIBLE).to(self.dtype),
+            **shares(last.status, Status.INFEASIBLE, Status.MAX_ITERATIONS, Status.INVALID, dtype=self.dtype),
             "Learner/planned_value": last.value,
             "Learner/max_multiplier": last.multipliers.amax(-1) if self.constraints else none,
         }
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        kinds = {"widths_mode": self.widths, "confidence": self.confidence, "program_options": self.program_options}
+        kinds = {"widths_mode": self.widths, "confidence": self.confidence, "solver": self.solver.config()}
         return {**super().config(), **kinds}

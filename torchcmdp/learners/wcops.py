@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +35,10 @@ from torchcmdp.layout import Layout
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 from torchcmdp.occupancy import uniform_occupancy
-from torchcmdp.projection import ELASTIC, LOG_FLOOR, METHODS, ProjectionResult, SafeSet, project
+from torchcmdp.projection import LOG_FLOOR, ProjectionResult, ProjectionSolver, project, projection_solver
+from torchcmdp.safe_set import SafeSet
+from torchcmdp.status import Status, shares
 from torchcmdp.trajectory import Trajectory
-
-PROJECTION_OPTIONS = tuple(name for name in (project.__kwdefaults__ or {}) if name not in ("log_reference", "method"))
 
 THRESHOLDS = ("paper", "empirical")
 
@@ -83,8 +82,7 @@ class WCOPS(Learner):
         cap_scale: Multiplies C_t where Gamma ends.
         violation_threshold: "paper", or "empirical": C_t computed from the widths in force.
         confidence: "entrywise" (the paper's), "l1" or "bernstein". Of an L1 ball the projection sees the tightest box around it.
-        projection: "newton" or "cvxpy".
-        projection_options: Further keyword arguments of `project`.
+        solver: Of the projection: "newton", "cvxpy", or a solver with settings, such as `Newton(tolerance=1e-9)`.
     """
 
     name = "WC-OPS"
@@ -112,8 +110,7 @@ class WCOPS(Learner):
         cap_scale: Tensor | float = 1.0,
         violation_threshold: str = "paper",
         confidence: str = "entrywise",
-        projection: str = "newton",
-        projection_options: Mapping[str, Any] | None = None,
+        solver: str | ProjectionSolver = "newton",
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
@@ -127,10 +124,7 @@ class WCOPS(Learner):
         self.add_hyperparameter("cap_scale", cap_scale)
         self.violation_threshold = choice("violation_threshold", violation_threshold, THRESHOLDS)
         self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
-        self.projection = choice("projection", projection, METHODS)
-        self.projection_options = dict(projection_options or {})
-        for option in self.projection_options:
-            choice("an entry of projection_options", option, PROJECTION_OPTIONS)
+        self.solver = projection_solver(solver)
         self._register_state()
         self._forget()
 
@@ -331,17 +325,11 @@ class WCOPS(Learner):
     def _project(self, loss: Tensor, safe_set: SafeSet) -> ProjectionResult:
         """Line 9: argmin eta <loss, q> + KL(q, qhat_t) over the safe set."""
         return project(
-            loss,
-            None,
-            safe_set,
-            self.hyperparameter("eta"),
-            log_reference=self.log_occupancy,
-            method=self.projection,
-            **self.projection_options,
-        )
+            loss, None, safe_set, self.hyperparameter("eta"), log_reference=self.log_occupancy, solver=self.solver
+        )  # fmt: skip
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Of the last update: solver iterations, residual and elasticity, constraints with Gamma > 0, and the largest beta."""
+        """Of the last update: solver iterations, residual and status, constraints with Gamma > 0, and the largest beta."""
         if self._derived.last is None:
             return {}
         result, gamma_excess, rate = self._derived.last
@@ -349,7 +337,7 @@ class WCOPS(Learner):
         return {
             "Solver/iterations": result.iterations.to(dtype),
             "Solver/residual": result.residual.detach().to(dtype),
-            "Solver/elastic": (result.status == ELASTIC).to(dtype),
+            **shares(result.status, Status.ELASTIC, Status.MAX_ITERATIONS, Status.INVALID, dtype=dtype),
             "Learner/gamma_active": (gamma_excess.detach() > 0).sum(-1).to(dtype),
             "Learner/max_beta": rate.detach().flatten(1).amax(-1) if self.constraints else rate.new_zeros(self.runs),
         }
@@ -359,8 +347,7 @@ class WCOPS(Learner):
         kinds = {
             "violation_threshold": self.violation_threshold,
             "confidence": self.confidence,
-            "projection": self.projection,
-            "projection_options": self.projection_options,
+            "solver": self.solver.config(),
         }
         return {**super().config(), **kinds}
 

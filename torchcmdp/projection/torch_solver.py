@@ -14,7 +14,6 @@ from torchcmdp.projection.limits import (
     RELATIVE_TOLERANCE,
     SETTLED_RELATIVE,
 )
-from torchcmdp.projection.problem import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 from torchcmdp.projection.torch_pairs import (
     Problem,
     Response,
@@ -28,6 +27,7 @@ from torchcmdp.projection.torch_pairs import (
     masked_solve,
     next_potentials,
 )
+from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
 FIXED_HALVINGS = 6
 

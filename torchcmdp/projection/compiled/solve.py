@@ -17,7 +17,7 @@ from torchcmdp.projection.limits import (
     RELATIVE_TOLERANCE,
     SETTLED_RELATIVE,
 )
-from torchcmdp.projection.problem import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
+from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
 
 @njit(**OPTIONS)
