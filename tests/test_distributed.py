@@ -14,7 +14,7 @@ from test_resume import curves, equal
 from test_run import assert_same
 
 import torchcmdp as tc
-from torchcmdp.distributed import Crew, local_device, process_rank
+from torchcmdp.distributed import Crew, join, local_device, process_rank
 from torchcmdp.errors import InvalidInput
 from torchcmdp.run import run_split
 from train.__main__ import main as train
@@ -121,8 +121,8 @@ def test_a_state_divided_and_joined_is_the_same(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("torchcmdp.distributed.under_torchrun", lambda: True)
     monkeypatch.setattr("torchcmdp.distributed._connect", lambda: (0, 2))
     crew = Crew(RUNS)
-    parts = crew.divide(state)
-    assert equal(crew.join(parts), state)
+    parts = crew.divide(state, state["axes"])
+    assert equal(join(parts, state["axes"]), state)
     assert [part["learner"]["visits"].shape[0] for part in parts] == [3, 2]
     assert [part["tracker"]["points"].shape[1] for part in parts] == [3, 2]
 

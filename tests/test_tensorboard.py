@@ -9,7 +9,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from test_run import Killed, interrupt, kill, play
 
-from torchcmdp.tensorboard import RunWriter, band_tags, flatten
+from torchcmdp.events import RunWriter, band_tags, flatten
 
 TAGS = {
     "Regret/cumulative",
