@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
+from torchcmdp.comparators import Points
 from torchcmdp.errors import InvalidInput
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
 from torchcmdp.metrics import Tracker, episode_regret, expected_value, growth_exponent, mean_and_interval, worst_constraint
@@ -210,6 +211,24 @@ def test_resuming_is_bit_exact(cmdp: LayeredCMDP, random_policy: MakePolicy) -> 
     for name in names:
         assert torch.equal(getattr(straight, name), getattr(resumed, name)), name
     assert len(state["points"]) == 20
+
+
+def test_the_newest_point_is_the_last_and_looks_at_no_other(
+    cmdp: LayeredCMDP, random_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, since = random_cmdp((1, 3, 2, 1), constraints=0), Points.since
+    seen: list[int] = []
+    monkeypatch.setattr(Points, "since", lambda kept, first: seen.append(len(since(kept, first))) or since(kept, first))
+    for env in (simulator(cmdp, runs=2), adversarial(cmdp, 2), adversarial(cmdp, 1), Simulator(free, Bernoulli(free.rewards))):
+        for points in ([3], list(range(1, 41))):
+            tracker = measure(env, random_policy, [env.episode + t for t in points])
+            curves = tracker.curves()
+            seen.clear()
+            newest = tracker.newest()
+            assert newest.keys() == curves.keys() and max(seen) <= 2  # the last, and the one before it
+            for name, curve in curves.items():
+                assert torch.equal(newest[name], curve if name in ("rho", "alpha") else curve[:, -1]), name
+            assert len(tracker.curves()["regret"].T) == len(points)
 
 
 def test_float32_sums_are_kept_in_float64(cmdp: LayeredCMDP) -> None:

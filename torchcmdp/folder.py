@@ -88,8 +88,7 @@ class RunFolder:
         self._writer.flush()
         if rows:
             self._columns = list(rows[0])
-            table = _header(self._columns) + "".join(_line(self._columns, row) for row in rows)
-            write_file(self.path / "metrics.csv", table.encode())
+            write_file(self.path / "metrics.csv", _table(self._columns, rows, head=True))
         with disk(self.path):
             for file in sorted(old - {self._writer.path}):  # the checkpoint goes first: without it the others mean nothing
                 file.unlink(missing_ok=True)
@@ -108,9 +107,8 @@ class RunFolder:
 
     def append_row(self, row: Mapping[str, float]) -> None:
         """Write one row of `metrics.csv` and nothing to TensorBoard."""
-        head = "" if self._columns else _header(list(row))
-        self._columns = self._columns or list(row)
-        append_to_file(self.path / "metrics.csv", (head + _line(self._columns, row)).encode())
+        new, self._columns = not self._columns, self._columns or list(row)
+        append_to_file(self.path / "metrics.csv", _table(self._columns, [row], head=new))
 
     def finish(self, figures: Mapping[str, Figure], episode: int) -> None:
         """Add the figures and mark the run as successful."""
@@ -148,16 +146,14 @@ def _scalars(row: Mapping[str, float], extra: Mapping[str, float]) -> dict[str, 
     return {**{tag: value for tag, value in row.items() if tag != "episode"}, **extra}
 
 
-def _header(columns: Sequence[str]) -> str:
-    return _line(columns, dict(zip(columns, columns, strict=True)))
-
-
-def _line(columns: Sequence[str], row: Mapping[str, Any]) -> str:
-    """One line of the table."""
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, float]], *, head: bool) -> bytes:
+    """Lines of `metrics.csv`."""
     text = io.StringIO(newline="")
-    values = {tag: int(value) if isinstance(value, float) and tag == "episode" else value for tag, value in row.items()}
-    csv.DictWriter(text, columns, extrasaction="ignore").writerow(values)
-    return text.getvalue()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore")
+    if head:
+        writer.writeheader()
+    writer.writerows({**row, "episode": int(row["episode"])} for row in rows)
+    return text.getvalue().encode()
 
 
 def _load(path: Path) -> dict[str, Any] | None:

@@ -82,6 +82,11 @@ def growth_exponent(episodes: Tensor, curve: Tensor, level: float = 0.95) -> tup
     return mean_and_interval(torch.where(count.squeeze(-1) > 1, slopes, torch.nan), level)
 
 
+def _summed(name: str, meaning: str) -> property:
+    """The curve of one of the sums."""
+    return property(lambda curves: curves._sum(name), doc=meaning)
+
+
 class Curves:
     """Sums over the episodes of a run, kept at chosen episodes, and the curves that follow from them.
 
@@ -95,6 +100,12 @@ class Curves:
         env: Whose runs, constraints and device these are.
         comparators: What the policies are compared with.
     """
+
+    reward = _summed("reward", "Sum of <r_t, q_t>, `(runs x points)`.")
+    violation_by_constraint = _summed("violation", "Sum of <g_t, q_t>, `(runs x points x m)`.")
+    positive_violation_by_constraint = _summed("positive_violation", "Sum of [<g_t, q_t>]^+, `(runs x points x m)`.")
+    realised_reward = _summed("realised_reward", "Rewards along the paths walked, of updates with a trajectory, `(runs x points)`.")
+    realised_cost = _summed("realised_cost", "Costs along the paths walked, of updates with a trajectory, `(runs x points x m)`.")
 
     def __init__(self, env: EnvironmentLike, comparators: Comparators) -> None:
         self._comparators, self.updates = comparators, 0
@@ -181,11 +192,6 @@ class Curves:
         return self.alpha.to(torch.float64)[:, None] * self.best_reward - self.reward
 
     @property
-    def reward(self) -> Tensor:
-        """Sum of <r_t, q_t>, `(runs x points)`."""
-        return self._sum("reward")
-
-    @property
     def comparator_reward(self) -> Tensor:
         """Sum of <r_t, q*>, `(runs x points)`."""
         changing = self._comparators.changing
@@ -197,11 +203,6 @@ class Curves:
         return self._reward_of(self._comparators.best)
 
     @property
-    def realised_reward(self) -> Tensor:
-        """Rewards summed along the paths that were walked, `(runs x points)`; counts only updates with a trajectory."""
-        return self._sum("realised_reward")
-
-    @property
     def violation(self) -> Tensor:
         """V_t, the largest over the constraints of the sum of <g_t, q_t>, `(runs x points)`."""
         return worst_constraint(self.violation_by_constraint)
@@ -210,21 +211,6 @@ class Curves:
     def positive_violation(self) -> Tensor:
         """The largest over the constraints of the sum of [<g_t, q_t>]^+, `(runs x points)`."""
         return worst_constraint(self.positive_violation_by_constraint)
-
-    @property
-    def violation_by_constraint(self) -> Tensor:
-        """Sum of <g_t, q_t>, `(runs x points x m)`."""
-        return self._sum("violation")
-
-    @property
-    def positive_violation_by_constraint(self) -> Tensor:
-        """Sum of [<g_t, q_t>]^+, `(runs x points x m)`."""
-        return self._sum("positive_violation")
-
-    @property
-    def realised_cost(self) -> Tensor:
-        """Costs summed along the paths that were walked, `(runs x points x m)`; counts only updates with a trajectory."""
-        return self._sum("realised_cost")
 
     @property
     def episode_return(self) -> Tensor:

@@ -95,15 +95,25 @@ class Counted(Process):
         self.episode = int(state["episode"])
 
 
-def bernoulli_feedback(values: Tensor, uniforms: Tensor, low: float) -> Tensor:
-    """1 with probability (value - low) / (1 - low) and `low` otherwise."""
-    success = uniforms * (1 - low) < values - low
-    return success.to(values.dtype) * (1 - low) + low
+class Noisy(Process):
+    """A process whose feedback is 1 with probability (mean - low) / (1 - low) and `low` otherwise; without noise, the mean.
 
+    Attributes:
+        noise: "bernoulli" or None.
+        low: 0 for rewards, -1 for costs.
+    """
 
-def bernoulli_largest(values: Tensor, low: float) -> Tensor:
-    """1 wherever it has a chance, and `low` elsewhere."""
-    return torch.where(values > low, torch.ones_like(values), values)
+    noise: str | None = "bernoulli"
+    low: float = 0.0
+
+    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
+        if self.noise is None:
+            return values
+        success = uniforms * (1 - self.low) < values - self.low
+        return success.to(values.dtype) * (1 - self.low) + self.low
+
+    def largest(self, values: Tensor) -> Tensor:
+        return values if self.noise is None else torch.where(values > self.low, torch.ones_like(values), values)
 
 
 def fingerprint(tensor: Tensor) -> str:

@@ -12,9 +12,8 @@ from torch import Tensor
 from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.processes.base import (
     Counted,
+    Noisy,
     Process,
-    bernoulli_feedback,
-    bernoulli_largest,
     check_keys,
     check_low,
     check_mean,
@@ -25,7 +24,7 @@ from torchcmdp.protocols import Axes, ProcessLike
 NOISES = ("bernoulli",)
 
 
-class _Blocks(Counted):
+class _Blocks(Noisy, Counted):
     """Means of which one is in force at a time, with or without Bernoulli noise; a subclass says which."""
 
     def __init__(self, blocks: Sequence[Tensor], noise: str | None, low: float) -> None:
@@ -51,12 +50,6 @@ class _Blocks(Counted):
     @property
     def values(self) -> Tensor:
         return self._blocks[self._block()]
-
-    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
-        return bernoulli_feedback(values, uniforms, self.low) if self.noise else values
-
-    def largest(self, values: Tensor) -> Tensor:
-        return bernoulli_largest(values, self.low) if self.noise else values
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "noise": self.noise, "low": self.low, "blocks": [fingerprint(block) for block in self._blocks]}
