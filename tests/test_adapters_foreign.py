@@ -160,7 +160,7 @@ def test_mistakes_get_a_sentence(cmdp):
         "it must be Discrete": lambda: Layered(gym.make("CartPole-v1"), 3),
         "the start must be fixed": random_start,
         "an interval with zero in it": lambda: Layered(Fake(), 3, rewards=(1.0, 2.0)),
-        "has the key episode": lambda: simulator(cmdp).load_state_dict({}),
+        "Simulator has episode, but was given nothing": lambda: simulator(cmdp).load_state_dict({}),
         "pass the trajectory": lambda: simulator(cmdp).tracker().update(tc.uniform_policy(cmdp.layout)),
     }.items():
         with pytest.raises(tc.InvalidInput, match=words):

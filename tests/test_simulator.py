@@ -274,5 +274,5 @@ def test_refuses_with_a_sentence(cmdp: LayeredCMDP) -> None:
         Simulator(cmdp, rewards, costs, seed=-1)
     with pytest.raises(InvalidInput, match=r"policy has shape \(3, 4, 4, 3\); expected .* = \(2, 4, 4, 3\) or"):
         Simulator(cmdp, rewards, costs, runs=2).rollout(torch.zeros(3, *cmdp.layout.pair_shape))
-    with pytest.raises(InvalidInput, match="keys episode, rewards and costs, not none"):
+    with pytest.raises(InvalidInput, match="of Simulator has episode, rewards, costs, but was given nothing"):
         Simulator(cmdp, rewards, costs).load_state_dict({})

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from torchcmdp.tensorboard import RunWriter, band_tags, flatten
+from torchcmdp.events import RunWriter, band_tags, flatten
 
 TAGS = {
     "Regret/cumulative",

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.processes import Fixed, Process, fingerprint
+from torchcmdp.processes import Fixed, check_keys, fingerprint
+from torchcmdp.protocols import Axes, ProcessLike
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
 from torchcmdp.streams import ACTION, COST, NEXT_STATE, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
@@ -38,8 +39,8 @@ class Simulator:
     def __init__(
         self,
         cmdp: LayeredCMDP,
-        rewards: Process,
-        costs: Process | None = None,
+        rewards: ProcessLike,
+        costs: ProcessLike | None = None,
         runs: int = 1,
         seed: int = 0,
         first_run: int = 0,
@@ -143,12 +144,13 @@ class Simulator:
         """The number of episodes played and the state of the processes: with the same arguments, all that is needed to continue."""
         return {"episode": self.episode, "rewards": self.rewards.state_dict(), "costs": self.costs.state_dict()}
 
+    def state_axes(self) -> Axes:
+        """Where the runs are in each entry of `state_dict`."""
+        return {"episode": None, "rewards": self.rewards.state_axes(3), "costs": self.costs.state_axes(4)}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        if set(state) != {"episode", "rewards", "costs"}:
-            raise InvalidInput(
-                f"A simulator's state has the keys episode, rewards and costs, not {', '.join(map(str, state)) or 'none'}."
-            )
+        check_keys(self, state, "episode", "rewards", "costs")
         self.rewards.load_state_dict(state["rewards"])
         self.costs.load_state_dict(state["costs"])
         self.episode = int(state["episode"])
@@ -171,7 +173,7 @@ class Simulator:
         }
 
 
-def _checked(name: str, process: Process, shape: tuple[int, ...], runs: int, device: torch.device) -> Tensor:
+def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int, device: torch.device) -> Tensor:
     """The values of a process, refused if they do not fit the CMDP."""
     values = process.values
     if tuple(values.shape) not in (shape, (runs, *shape)):

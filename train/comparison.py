@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from torchcmdp.events import HALF_WIDTH, RunWriter
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.tensorboard import HALF_WIDTH, RunWriter
 
 
 class SeedNetworks(nn.Module):

@@ -18,7 +18,8 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
-from torchcmdp.tensorboard import EVENTS, HALF_WIDTH, RunFolder, RunWriter
+from torchcmdp.events import EVENTS, HALF_WIDTH, RunWriter
+from torchcmdp.folder import RunFolder
 from train import DTYPES, check_device, check_not_negative, check_positive, experiment_folder, parse
 from train.bench import table
 from train.sweep_figure import front_figure

@@ -15,8 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from torchcmdp.errors import InvalidInput, whole_number
+from torchcmdp.folder import RunFolder
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.tensorboard import RunFolder
 from torchcmdp.tuning.study import Derivative, Study, check_scales, forward_derivative
 
 Box = Mapping[str, tuple[float, float]]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -79,17 +77,3 @@ class RunResult:
 
     def _mean(self, tag: str) -> float:
         return float(self.diagnostics[tag].mean()) if tag in self.diagnostics else float("nan")
-
-
-def joined(parts: Sequence[RunResult]) -> RunResult:
-    """The results of consecutive runs, played by several processes, as one result."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    changes: dict[str, Any] = {}
-    for name in (field.name for field in fields(first)):
-        if name in ("diagnostics", "counts"):
-            changes[name] = {tag: torch.cat([getattr(part, name)[tag] for part in parts]) for tag in getattr(first, name)}
-        elif isinstance(getattr(first, name), Tensor) and name != "episodes":  # the rest is the same in every part
-            changes[name] = torch.cat([getattr(part, name) for part in parts])
-    return replace(first, **changes)
