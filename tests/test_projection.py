@@ -87,20 +87,15 @@ def test_known_transitions_return_their_own_occupancy(backend: str) -> None:
     kernel = reference / torch.where(layout.pair_mask().unsqueeze(-1), reference.sum(-1, keepdim=True), 1.0)
     policy = torch.softmax(torch.randn(4, *layout.pair_shape, dtype=torch.float64), -1) * layout.pair_mask()
     q = occupancy_of(policy, kernel)
-    result = project(
-        torch.zeros(layout.pair_shape, dtype=torch.float64),
-        q,
-        SafeSet(layout, kernel, kernel, safe_set.costs),
-        1.0,
-        backend=backend,
-    )
+    loss, known = torch.zeros(layout.pair_shape, dtype=torch.float64), SafeSet(layout, kernel, kernel, safe_set.costs)
+    result = project(loss, q, known, 1.0, solver=Newton(backend=backend))
     assert torch.allclose(result.occupancy, q, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_empty_safe_set_gives_the_exact_penalty_solution(backend: str) -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 2, batch=8, seed=7, severity=0.9)
-    result = project(loss, reference, safe_set, 0.5, cap=20.0, solver=Newton(backend=backend))
+    result = project(loss, reference, safe_set, 0.5, solver=Newton(backend=backend, multiplier_cap=20.0))
     elastic = (result.status == ELASTIC).nonzero().squeeze(-1)
     assert len(elastic) >= 4
     assert (result.multipliers[elastic].amax(1) == 20.0).all()
