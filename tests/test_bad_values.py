@@ -253,7 +253,7 @@ CASES: dict[str, dict[str, Callable[[], Any]]] = {
 # batch shape and broadcast, whose shape errors are PyTorch's. The adapters' own tests feed them bad values.
 UNCHECKED = {
     "two_path_cmdp", "LEARNERS", "Learner", "Process", "OptimisticOptimum", "ProjectionResult", "RunResult", "Solver", "Status",
-    "Trajectory", "adapters", "tuning", "InvalidInput", "RunFolderError", "TorchCMDPError", "__version__",
+    "Trajectory", "adapters", "testing", "tuning", "InvalidInput", "RunFolderError", "TorchCMDPError", "__version__",
     "flow_residual", "interval_residual", "occupancy_of", "pair_occupancy_of", "policy_of", "transitions_of", "uniform_occupancy",
     "uniform_policy", "alpha_of",
 }  # fmt: skip
