@@ -10,7 +10,6 @@ from helpers import simulator
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
-from torchcmdp.comparators import Points
 from torchcmdp.errors import InvalidInput
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
 from torchcmdp.metrics import Tracker, episode_regret, growth_exponent, mean_and_interval, worst_constraint
@@ -213,9 +212,9 @@ def test_resuming_is_bit_exact(cmdp: LayeredCMDP, random_policy: MakePolicy) -> 
 def test_the_newest_point_is_the_last_and_looks_at_no_other(
     cmdp: LayeredCMDP, random_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free, since = random_cmdp((1, 3, 2, 1), constraints=0), Points.since
+    free, stack = random_cmdp((1, 3, 2, 1), constraints=0), torch.stack
     seen: list[int] = []
-    monkeypatch.setattr(Points, "since", lambda kept, first: seen.append(len(since(kept, first))) or since(kept, first))
+    monkeypatch.setattr(torch, "stack", lambda points, *dim, **named: seen.append(len(points)) or stack(points, *dim, **named))
     for env in (simulator(cmdp, runs=2), adversarial(cmdp, 2), adversarial(cmdp, 1), Simulator(free, Bernoulli(free.rewards))):
         for points in ([3], list(range(1, 41))):
             tracker = measure(env, random_policy, [env.episode + t for t in points])

@@ -15,30 +15,9 @@ from torchcmdp.protocols import Axes
 from torchcmdp.simulator import Simulator
 
 
-class Points:
-    """Tensors of one shape, kept one after the other, in room that doubles when it is full.
-
-    Args:
-        like: Of their shape, type and device.
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        self._room, self._used = like.new_zeros(16, *like.shape), 0
-
-    def append(self, value: Tensor) -> None:
-        """Keep one more."""
-        if self._used == len(self._room):
-            self._room = torch.cat([self._room, torch.zeros_like(self._room)])
-        self._room[self._used] = value
-        self._used += 1
-
-    def since(self, first: int) -> Tensor:
-        """Those from number `first` on: `(points x ...)`, not a copy."""
-        return self._room[first : self._used]
-
-    def replace(self, kept: Tensor) -> None:
-        """Keep these instead, `(points x ...)`."""
-        self._room, self._used = torch.cat([kept.to(self._room), self._room[:1]]), len(kept)
+def stacked(points: Sequence[Tensor], like: Tensor) -> Tensor:
+    """What was kept at some points, `(points x ...)`, each of the shape of `like`; there may be none."""
+    return torch.stack([*points]) if points else like.new_zeros(0, *like.shape)
 
 
 class Comparators:
@@ -64,7 +43,7 @@ class Comparators:
         self.env = env
         self.changing = not (env.rewards.stationary and env.costs.stationary)
         self._kept = ["safe", "feasible"]  # in a state: what fixed processes need besides is found again from the CMDP
-        self._points: dict[str, Points] = {}
+        self._points: dict[str, list[Tensor]] = {}
         if not self.changing:
             self._find(env.cmdp, env.cmdp.rewards, env.cmdp.costs, env.costs.largest(env.costs.values))
             return
@@ -76,7 +55,7 @@ class Comparators:
         self.cost_sum = self.reward_sum.new_zeros(*runs, env.constraints, *pair)
         self.worst_cost = torch.full_like(self.cost_sum, -torch.inf)
         self._kept += ["best", "rho", "reward_sum", "cost_sum", "worst_cost"]
-        self._points = {"reward_points": Points(self.reward_sum), "anytime_points": Points(self.reward_sum.new_zeros(runs))}
+        self._points = {"reward_points": [], "anytime_points": []}
 
     def _find(self, cmdp: LayeredCMDP, rewards: Tensor, costs: Tensor, worst_costs: Tensor) -> None:
         optimum = safe_optimum(cmdp, rewards, costs)
@@ -102,7 +81,7 @@ class Comparators:
             costs.values if costs.stationary else self.cost_sum / count,
             self.worst_cost,
         )
-        self._points["reward_points"].append(self.reward_sum)
+        self._points["reward_points"].append(self.reward_sum.clone())
         self._points["anytime_points"].append(expected_value(self.reward_sum, self.safe))
 
     def reward_of(self, occupancy: Tensor, counts: Sequence[int], first: int = 0) -> Tensor:
@@ -114,7 +93,7 @@ class Comparators:
             first: As above.
         """
         if self.changing:
-            return expected_value(self._points["reward_points"].since(first), occupancy).T
+            return expected_value(self._curve("reward_points", first), occupancy).T
         episodes = torch.tensor(counts[first:], dtype=torch.float64, device=self.env.device)
         return expected_value(self.env.rewards.values, occupancy).to(torch.float64).expand(self.env.runs)[:, None] * episodes
 
@@ -123,11 +102,15 @@ class Comparators:
 
         For changing processes, from point number `first` on.
         """
-        return self._points["anytime_points"].since(first).T
+        return self._curve("anytime_points", first).T
+
+    def _curve(self, name: str, first: int = 0) -> Tensor:
+        like = self.reward_sum if name == "reward_points" else self.reward_sum[:, 0, 0, 0]
+        return stacked(self._points[name][first:], like)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything found and summed up, so that resuming does not depend on the LP solver's rounding."""
-        points = {name: points.since(0).clone() for name, points in self._points.items()}
+        points = {name: self._curve(name) for name in self._points}
         return {name: getattr(self, name).clone() for name in self._kept} | points
 
     def state_axes(self) -> Axes:
@@ -142,8 +125,7 @@ class Comparators:
             check_entry(state, name, (points, *tensor.shape[1:]) if name in self._points else tuple(tensor.shape))
         for name in self._kept:
             setattr(self, name, state[name].to(own[name]).clone())
-        for name, kept in self._points.items():
-            kept.replace(state[name])
+        self._points = {name: list(state[name].to(self.reward_sum).unbind(0)) for name in self._points}
 
 
 def check_entry(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:

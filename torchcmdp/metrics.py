@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from torchcmdp.comparators import Comparators, Points, check_entry
+from torchcmdp.comparators import Comparators, check_entry, stacked
 from torchcmdp.errors import InvalidInput, check_delta
 from torchcmdp.occupancy import expected_value, pair_occupancy_of
 from torchcmdp.planning import alpha_of
@@ -113,7 +113,7 @@ class Curves:
         for name in SUMS_BY_CONSTRAINT:
             self._columns[name], end = slice(end, end + env.constraints), end + env.constraints
         self._sums = torch.zeros(env.runs, end, dtype=torch.float64, device=env.device)
-        self._points = Points(self._sums)
+        self._points: list[Tensor] = []
         self._episodes: list[int] = []
         self._counts: list[int] = []
         self._first = 0  # the curves begin with this point
@@ -131,7 +131,7 @@ class Curves:
         t = self.updates if t is None else int(t)
         if self._episodes and t <= self._episodes[-1]:
             raise InvalidInput(f"A point at episode {t} cannot follow one at episode {self._episodes[-1]}; points must increase.")
-        self._points.append(self._sums)
+        self._points.append(self._sums.clone())
         self._episodes.append(t)
         self._counts.append(self.updates)
         self._comparators.record(self.updates)
@@ -226,7 +226,7 @@ class Curves:
         return {
             **self._comparators.state_dict(),
             "sums": self._sums.clone(),
-            "points": self._points.since(0).clone(),
+            "points": stacked(self._points, self._sums),
             "episodes": torch.tensor(self._episodes, dtype=torch.int64),
             "counts": torch.tensor(self._counts, dtype=torch.int64),
             "updates": torch.tensor(self.updates),
@@ -243,22 +243,22 @@ class Curves:
         check_entry(state, "sums", tuple(self._sums.shape))
         check_entry(state, "points", (len(counts), *self._sums.shape))
         self._sums = state["sums"].to(self._sums).clone()
-        self._points.replace(state["points"])
+        self._points = list(state["points"].to(self._sums).unbind(0))
         self._episodes, self._counts, self.updates = state["episodes"].tolist(), counts, int(state["updates"])
 
     def _sum(self, name: str) -> Tensor:
         """`(runs x points)`, or `(runs x points x m)` for a sum by constraint."""
-        return self._points.since(self._first)[..., self._columns[name]].transpose(0, 1).clone()
+        return stacked(self._points[self._first :], self._sums)[..., self._columns[name]].transpose(0, 1)
 
     def _reward_of(self, occupancy: Tensor) -> Tensor:
         return self._comparators.reward_of(occupancy, self._counts, self._first)
 
     def _per_episode(self, name: str) -> Tensor:
         """Differences of a sum between points, divided by the episodes in between; NaN where there were none."""
-        first, before, count = self._first, torch.zeros_like(self._sums)[None], 0
+        first, before, count = self._first, torch.zeros_like(self._sums), 0
         if first:
-            before, count = self._points.since(first - 1)[:1], self._counts[first - 1]
-        sums = torch.cat([before, self._points.since(first)])[..., self._columns[name]].transpose(0, 1)
+            before, count = self._points[first - 1], self._counts[first - 1]
+        sums = torch.stack([before, *self._points[first:]])[..., self._columns[name]].transpose(0, 1)
         episodes = torch.tensor([count, *self._counts[first:]], dtype=torch.float64, device=sums.device).diff()
         return sums.diff(dim=1) / (episodes if name in SUMS else episodes[:, None])
 

@@ -254,7 +254,7 @@ class Session:
 
 def full_config(learner: LearnerLike, env: EnvironmentLike, episodes: int, log_every: int) -> dict[str, Any]:
     """Everything that determines the numbers of a run, as JSON holds it."""
-    own = getattr(learner, "config", dict)()
+    own: dict[str, Any] = getattr(learner, "config", dict)()
     name = getattr(learner, "name", None) or type(learner).__name__
     config = {"learner": {**own, "name": name}, "env": env.config(), "episodes": episodes, "log_every": log_every}
     return {key: _plain(value) for key, value in config.items()}
