@@ -49,11 +49,11 @@ def test_known_model_without_widths_gives_the_safe_optimum(kind: type[OptCMDP]) 
         assert torch.allclose(plan.value, tc.safe_optimum(cmdp).value, atol=1e-9)
 
 
-@pytest.mark.parametrize("widths", ["published", "matched"])
-def test_greedy_is_optcmdp_without_widths(widths: str) -> None:
+@pytest.mark.parametrize("radii", ["published", "matched"])
+def test_greedy_is_optcmdp_without_widths(radii: str) -> None:
     env = simulator(runs=3, seed=2)
     greedy = Greedy(env.cmdp.layout, M, 500, runs=3)
-    optimist = OptCMDP(env.cmdp.layout, M, 500, runs=3, bonus_scale=0.0, radius_scale=0.0, widths=widths)
+    optimist = OptCMDP(env.cmdp.layout, M, 500, runs=3, bonus_scale=0.0, radius_scale=0.0, radii=radii)
     uniform = tc.uniform_policy(env.cmdp.layout).expand(3, -1, -1, -1)
     for _ in range(150):  # under the uniform policy every pair is visited, and then the conventions for N = 0 do not matter
         trajectory = env.rollout(uniform)
@@ -67,13 +67,13 @@ def test_greedy_is_optcmdp_without_widths(widths: str) -> None:
     assert math.isclose(extended_lp.solve(env.cmdp.layout, *arrays)[0], float(one.value[0]), abs_tol=1e-7)
 
 
-@pytest.mark.parametrize("widths", ["published", "matched"])
-def test_optimism_on_the_good_event(widths: str) -> None:
+@pytest.mark.parametrize("radii", ["published", "matched"])
+def test_optimism_on_the_good_event(radii: str) -> None:
     """Where the truth lies in the confidence sets, the plan promises at least OPT, and q* is safe in WC-OPS's set as well."""
     env = simulator(runs=6, seed=1)
     cmdp, horizon = env.cmdp, 200
     optimum = tc.safe_optimum(cmdp)
-    learner = OptCMDP(cmdp.layout, M, horizon, runs=6, widths=widths)
+    learner = OptCMDP(cmdp.layout, M, horizon, runs=6, radii=radii)
     wcops = tc.WCOPS(cmdp.layout, M, horizon, runs=6)
     checked = 0
     for _ in range(60):
@@ -119,7 +119,7 @@ def test_widths_enter_the_program() -> None:
 
 def test_matched_widths_are_those_of_wcops() -> None:
     env = simulator(runs=2)
-    learner = OptCMDP(env.cmdp.layout, M, 100, runs=2, widths="matched")
+    learner = OptCMDP(env.cmdp.layout, M, 100, runs=2, radii="matched")
     wcops = tc.WCOPS(env.cmdp.layout, M, 100, runs=2)
     for _ in range(20):
         trajectory = env.rollout(learner.policy)
@@ -159,7 +159,7 @@ def test_optcmdp_learns_the_safe_optimum() -> None:
 
 def test_options_are_checked() -> None:
     layout = tc.Layout(WIDTHS, ACTIONS)
-    with pytest.raises(tc.InvalidInput, match="widths is 'publised'; did you mean 'published'"):
-        OptCMDP(layout, M, 10, widths="publised")
+    with pytest.raises(tc.InvalidInput, match="radii is 'publised'; did you mean 'published'"):
+        OptCMDP(layout, M, 10, radii="publised")
     with pytest.raises(tc.InvalidInput, match="program_options is 'iterations'"):
         Greedy(layout, M, 10, program_options={"iterations": 3})
