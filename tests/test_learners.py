@@ -163,12 +163,14 @@ def test_kernels_follow_visits_that_somebody_sets(key: str, cmdp: LayeredCMDP) -
 
 @every_learner
 def test_the_signature_and_help_name_every_setting(key: str, cmdp: LayeredCMDP) -> None:
-    kind, learner = LEARNERS[key], make(key, cmdp)
+    kind, config = LEARNERS[key], make(key, cmdp).config()
     parameters = inspect.signature(kind).parameters
     assert list(parameters)[:5] == ["layout", "constraints", "horizon", "delta", "runs"] and "dtype" in parameters
     assert not {p.kind for p in parameters.values()} & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
-    assert {*kind.hyperparameters, *kind.choices} < {*parameters, "delta"}
-    assert all(name in learner.config() and f"{name}" in pydoc.render_doc(kind) for name in (*kind.hyperparameters, *kind.choices))
+    assert str(inspect.signature(kind)) in pydoc.render_doc(kind).replace("\n |  ", " ")
+    for name in (*kind.hyperparameters, *kind.choices):
+        assert name in parameters and name in config
+        assert any(f"        {name}: " in (cls.__doc__ or "") for cls in kind.__mro__), f"nobody says what {name} is"
     with pytest.raises(InvalidInput, match=f"an argument of {kind.__name__} is 'run'; did you mean 'runs'"):
         make(key, cmdp, run=3)
 

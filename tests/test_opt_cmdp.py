@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -27,6 +28,15 @@ def simulator(runs: int = 4, seed: int = 0, shift: float = 0.0) -> tc.Simulator:
 def play(learner: tc.Learner, env: tc.Simulator, episodes: int) -> None:
     for _ in range(episodes):
         learner.update(env.rollout(learner.policy))
+
+
+def side_by_side(learner: tc.Learner, other: tc.Learner, env: tc.Simulator, episodes: int) -> Iterator[None]:
+    """Let both learn from what one of them plays, and stop after every episode."""
+    for _ in range(episodes):
+        trajectory = env.rollout(learner.policy)
+        learner.update(trajectory)
+        other.update(trajectory)
+        yield
 
 
 def know(learner: OptCMDP, cmdp: tc.LayeredCMDP, visits: float = 1000.0) -> None:
@@ -76,10 +86,7 @@ def test_optimism_on_the_good_event(radii: str) -> None:
     learner = OptCMDP(cmdp.layout, M, horizon, runs=6, radii=radii)
     wcops = tc.WCOPS(cmdp.layout, M, horizon, runs=6)
     checked = 0
-    for _ in range(60):
-        trajectory = env.rollout(learner.policy)
-        learner.update(trajectory)
-        wcops.update(trajectory)
+    for _ in side_by_side(learner, wcops, env, 60):
         rewards, safe_set = learner.program()
         own = wcops.safe_set()
         good = inside(cmdp, rewards, safe_set)
@@ -121,10 +128,8 @@ def test_matched_widths_are_those_of_wcops() -> None:
     env = simulator(runs=2)
     learner = OptCMDP(env.cmdp.layout, M, 100, runs=2, radii="matched")
     wcops = tc.WCOPS(env.cmdp.layout, M, 100, runs=2)
-    for _ in range(20):
-        trajectory = env.rollout(learner.policy)
-        learner.update(trajectory)
-        wcops.update(trajectory)
+    for _ in side_by_side(learner, wcops, env, 20):
+        pass
     _, safe_set = learner.program()
     own = wcops.safe_set()
     assert torch.equal(safe_set.lower, own.lower) and torch.equal(safe_set.upper, own.upper)

@@ -20,18 +20,6 @@ def _step(learner: Learner) -> float:
     return min(1 / (24 * L**3), 1 / math.sqrt(pairs * L * learner.horizon))
 
 
-def _exploration(learner: Learner) -> Tensor:
-    return 2 * learner.layout.layers * learner.hyperparameter("eta")
-
-
-def _share(learner: Learner) -> float:
-    return 1 / learner.horizon
-
-
-def _dual_step(learner: Learner) -> float:
-    return 1 / (learner.layout.layers * math.sqrt(max(learner.constraints, 1) * learner.horizon))
-
-
 class PDBPS(Learner):
     """PDB-PS with the primal learner FS-PODB (Stradi et al. 2025, arXiv 2410.02269) in every run of a batch: a reconstruction.
 
@@ -61,7 +49,13 @@ class PDBPS(Learner):
     """
 
     name = "PDB-PS"
-    hyperparameters = {"eta": _step, "gamma": _exploration, "share": _share, "dual_step": _dual_step, "radius_scale": 1.0}
+    hyperparameters = {
+        "eta": _step,
+        "gamma": lambda made: 2 * made.layout.layers * made.hyperparameter("eta"),
+        "share": lambda made: 1 / made.horizon,
+        "dual_step": lambda made: 1 / (made.layout.layers * math.sqrt(max(made.constraints, 1) * made.horizon)),
+        "radius_scale": 1.0,
+    }
     choices = {"confidence": ("luo", *(kind for kind in CONFIDENCE_KINDS if kind != "luo"))}
     logits: Tensor
     multipliers: Tensor

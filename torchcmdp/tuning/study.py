@@ -143,13 +143,7 @@ class _Baseline:
 
 
 def _play(
-    learner: WCOPS,
-    env: Simulator,
-    horizon: int,
-    feedback: str,
-    memory: float,
-    baseline: _Baseline,
-    tick: Callable[[], Any] | None,
+    learner: WCOPS, env: Simulator, horizon: int, feedback: str, memory: float, baseline: _Baseline, tick: Callable[[], Any] | None
 ) -> Played:
     """All episodes. In forward mode nothing but the current state carries a tangent, so memory does not grow with the horizon."""
     m = env.cmdp.constraints
