@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 from typing import Any
 
 import pytest
@@ -21,20 +22,6 @@ every_learner = pytest.mark.parametrize("key", LEARNERS)
 
 def make(key: str, cmdp: LayeredCMDP, runs: int = 1, **settings: Any) -> Learner:
     return LEARNERS[key](cmdp.layout, cmdp.constraints, HORIZON, 0.01, runs, **{**SETTINGS[key], **settings})
-
-
-def hyperparameters(key: str) -> list[str]:
-    """The arguments that take one value a run; where a learner passes its arguments on, those of the class that they go to."""
-    names: list[str] = []
-    for cls in LEARNERS[key].__mro__:
-        parameters = inspect.signature(cls.__init__).parameters
-        names += [name for name, parameter in parameters.items() if parameter.annotation in PER_RUN]
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            return names
-    raise AssertionError("no learner passes its arguments on for ever")
-
-
-PER_RUN = ("Tensor | float", "Tensor | float | None")
 
 
 def test_the_registry_has_every_learner_by_a_name_of_its_own() -> None:
@@ -64,9 +51,9 @@ def test_policies_move(key: str, cmdp: LayeredCMDP) -> None:
 
 @every_learner
 def test_every_hyperparameter_may_differ_between_runs(key: str, cmdp: LayeredCMDP) -> None:
-    names, probe = hyperparameters(key), make(key, cmdp, **({"multiplier_cap": 0.5} if key == "opt-primal-dual" else {}))
+    probe = make(key, cmdp, **({"multiplier_cap": 0.5} if key == "opt-primal-dual" else {}))
     factors = torch.tensor([0.5, 1.5], dtype=torch.float64)
-    values = {name: getattr(probe, name) * factors for name in names}
+    values = {name: getattr(probe, name) * factors for name in probe.hyperparameters}
     assert bool(values) == (key != "greedy")
     together = make(key, cmdp, 2, **values)
     seen = play(together, simulator(cmdp, 2), 12)
@@ -75,6 +62,58 @@ def test_every_hyperparameter_may_differ_between_runs(key: str, cmdp: LayeredCMD
         own = play(alone, simulator(cmdp, first_run=j), 12)
         assert all(torch.equal(a.actions[0], b.actions[j]) for a, b in zip(own, seen, strict=True))
         assert (alone.policy[0] - together.policy[j]).abs().max() < 1e-9
+
+
+@every_learner
+def test_nothing_computed_outlives_a_loaded_state_or_a_cast(key: str, cmdp: LayeredCMDP) -> None:
+    learner, fresh = make(key, cmdp, 2), make(key, cmdp, 2)
+    play(learner, simulator(cmdp, 2), 3)
+    assert learner.diagnostics()
+    state = {name: value.clone() for name, value in learner.state_dict().items()}
+    _ = learner.policy, learner.kernels
+    learner.load_state_dict(fresh.state_dict())
+    assert not learner.diagnostics()
+    assert torch.equal(learner.policy, fresh.policy) and torch.equal(learner.kernels.upper, fresh.kernels.upper)
+    learner.load_state_dict(state)
+    play(learner, simulator(cmdp, 2), 1)
+    _ = learner.policy, learner.kernels
+    learner.to(torch.float32)
+    assert not learner.diagnostics() and learner.policy.dtype == learner.kernels.upper.dtype == torch.float32
+    play(learner, simulator(cmdp.to(dtype=torch.float32), 2), 1)
+    assert {value.dtype for value in learner.diagnostics().values()} == {torch.float32}
+
+
+@every_learner
+def test_kernels_follow_visits_that_somebody_sets(key: str, cmdp: LayeredCMDP) -> None:
+    learner = make(key, cmdp, 2)
+    before = learner.kernels
+    assert learner.kernels is before  # looking again costs nothing
+    learner.visits = 1000.0 * cmdp.layout.pair_mask().expand(2, -1, -1, -1)
+    learner.transition_visits = 1000.0 * cmdp.transitions.expand(2, -1, -1, -1, -1)
+    assert (learner.kernels.upper < before.upper).any()
+
+
+@every_learner
+def test_the_signature_and_help_name_every_setting(key: str, cmdp: LayeredCMDP) -> None:
+    kind, config = LEARNERS[key], make(key, cmdp).config()
+    parameters = inspect.signature(kind).parameters
+    assert list(parameters)[:5] == ["layout", "constraints", "horizon", "delta", "runs"] and "dtype" in parameters
+    assert not {p.kind for p in parameters.values()} & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    assert str(inspect.signature(kind)) in pydoc.render_doc(kind).replace("\n |  ", " ")
+    for name in (*kind.hyperparameters, *kind.choices):
+        assert name in parameters and name in config
+        assert any(f"        {name}: " in (cls.__doc__ or "") for cls in kind.__mro__), f"nobody says what {name} is"
+    with pytest.raises(InvalidInput, match=f"an argument of {kind.__name__} is 'run'; did you mean 'runs'"):
+        make(key, cmdp, run=3)
+
+
+@every_learner
+def test_an_environment_says_what_its_learner_needs(key: str, cmdp: LayeredCMDP) -> None:
+    env = simulator(cmdp.to(dtype=torch.float32), 3)
+    learner = LEARNERS[key].for_env(env, horizon=HORIZON, delta=0.05, **SETTINGS[key])
+    written = make(key, cmdp, 3, dtype=torch.float32).config()
+    assert learner.config() == {**written, "delta": 0.05} and learner.device == env.device
+    play(learner, env, 2)
 
 
 @every_learner
@@ -148,10 +187,6 @@ def test_uob_reps_is_wc_ops_without_constraints(cmdp: LayeredCMDP) -> None:
         assert torch.equal(first.actions, second.actions) and torch.equal(first.rewards, second.rewards)
         blind.update(first)
         free.update(second)
-    occupancy = tc.occupancy_of(blind.policy, cmdp.transitions)
-    blind.update_expected(occupancy, cmdp.rewards, cmdp.costs)
-    free.update_expected(occupancy, cmdp.rewards, cmdp.costs[:0])
-    assert torch.equal(blind.log_occupancy, free.log_occupancy)
     seeing = WCOPS(cmdp.layout, 2, HORIZON, runs=3, **settings)
     play(seeing, simulator(cmdp, 3), 20)
     assert (seeing.policy - blind.policy).abs().max() > 1e-3, "costs must matter to WC-OPS here"

@@ -195,12 +195,7 @@ def given(options: Options, names: Sequence[str]) -> dict[str, Any]:
 
 def settings_of(learner: str) -> set[str]:
     """The names of the settings that a learner takes."""
-    names: set[str] = set()
-    for kind in LEARNERS[learner].__mro__[:-1]:
-        parameters = inspect.signature(kind.__init__).parameters.values()
-        names.update(p.name for p in parameters)
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):  # such a one would hand the rest to its parent
-            break
+    names = set(inspect.signature(LEARNERS[learner]).parameters)
     return names if issubclass(LEARNERS[learner], tc.WCOPS) else names - {"solver"}  # the option names solvers of the projection
 
 
