@@ -20,7 +20,7 @@ from torch import Tensor
 from torchcmdp.errors import RunFolderError
 from torchcmdp.run import MOST_POINTS
 from torchcmdp.tensorboard import EVENTS, RunFolder
-from train import experiment_folder
+from train.program import experiment_folder
 
 ROOT = Path(__file__).parents[1]
 HERE = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHCMDP_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from torchcmdp import plotting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +66,11 @@ class RunResult:
         Gamma > 0, with "Solver/infeasible" the infeasible programs.
         """
         return int(self.counts[tag].sum()) if tag in self.counts else None
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """The figures "regret" and "violation", drawn once for everybody who wants them."""
+        return plotting.figures({self.config["learner"]["name"]: self})
 
     @property
     def elastic_fraction(self) -> float:

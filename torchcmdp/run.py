@@ -16,7 +16,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from torchcmdp import plotting
 from torchcmdp.distributed import Crew
 from torchcmdp.errors import InvalidInput, RunFolderError
 from torchcmdp.result import RunResult
@@ -161,7 +160,7 @@ class _Job:
             result = session.result()
             if session.completed:
                 if self.folder is not None:
-                    self.folder.finish(plotting.figures({session.name: result}) if self.images else {}, session.played)
+                    self.folder.finish(result.figures if self.images else {}, session.played)
                 self._save()  # last of all: this says that the run is finished
             return result
         finally:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,8 +17,8 @@ import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.tensorboard import EVENTS, HALF_WIDTH, RunFolder, RunWriter
-from train import DTYPES, check_device, check_not_negative, check_positive, experiment_folder, parse
-from train.bench import table
+from train import program
+from train.program import Count, NotNegative, Positive, plus_minus
 from train.sweep_figure import front_figure
 
 HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
@@ -45,53 +43,33 @@ class Options:
       tensorboard --logdir runs
     """
 
-    eta: tuple[float, ...] = ()
-    """Step sizes; the paper's by default. This and the following: one value or several."""
-    gamma: tuple[float, ...] = ()
-    """Implicit exploration; the paper's by default."""
-    bonus_scale: tuple[float, ...] = (1.0,)
-    """Multiplies the bonus on the costs; 1 is the paper's."""
-    radius_scale: tuple[float, ...] = (1.0,)
-    """Multiplies the widths of the transition intervals; 1 is the paper's."""
-    threshold_scale: tuple[float, ...] = (1.0,)
+    eta: tuple[Positive, ...] = ()  # Step sizes; the paper's by default. This and the following: one value or several.
+    gamma: tuple[Positive, ...] = ()  # Implicit exploration; the paper's by default.
+    bonus_scale: tuple[NotNegative, ...] = (1.0,)  # Multiplies the bonus on the costs; 1 is the paper's.
+    radius_scale: tuple[NotNegative, ...] = (1.0,)  # Multiplies the widths of the transition intervals; 1 is the paper's.
+    threshold_scale: tuple[NotNegative, ...] = (1.0,)
     """Multiplies the violation at which the cost estimate starts to forget; 1 is the paper's."""
-    cap_scale: tuple[float, ...] = (1.0,)
-    """Multiplies the violation at which it forgets no faster; 1 is the paper's."""
-    seeds: int = 20
-    """Runs of every combination; the intervals are 95% over them."""
-    episodes: int = 5_000
-    """Episodes of every run; also the horizon that the step sizes are made for."""
-    memory: float = 2.0
+    cap_scale: tuple[NotNegative, ...] = (1.0,)  # Multiplies the violation at which it forgets no faster; 1 is the paper's.
+    seeds: Count = 20  # Runs of every combination; the intervals are 95% over them.
+    episodes: Count = 5_000  # Episodes of every run; also the horizon that the step sizes are made for.
+    memory: Positive = 2.0
     """GiB that the tensors of the runs may take, estimated from the layout; more runs than fit are played in chunks."""
-    seed: int = 0
-    """Of the CMDP and of all random numbers."""
-    name: str = "sweep"
-    """Folder of this sweep inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments; point TensorBoard at it."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    dtype: Literal["float32", "float64"] = "float64"
-    """Floating-point type."""
-    fresh: bool = False
-    """Forget what the folder holds and start over."""
-    widths: tuple[int, ...] = (1, 4, 4, 4, 1)
-    """States in each layer, beginning and ending with 1."""
-    actions: int = 3
-    """Actions in each state."""
-    constraints: int = 2
-    """Safety constraints; 0 for none."""
-    delta: float = 0.01
-    """Failure probability of the confidence sets."""
+    seed: int = 0  # Of the CMDP and of all random numbers.
+    name: str = "sweep"  # Folder of this sweep inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments; point TensorBoard at it.
+    device: str = "cpu"  # Where to compute: cpu, cuda, cuda:1, ...
+    dtype: Literal["float32", "float64"] = "float64"  # Floating-point type.
+    fresh: bool = False  # Forget what the folder holds and start over.
+    widths: tuple[int, ...] = (1, 4, 4, 4, 1)  # States in each layer, beginning and ending with 1.
+    actions: Count = 3  # Actions in each state.
+    constraints: int = 2  # Safety constraints; 0 for none.
+    delta: float = 0.01  # Failure probability of the confidence sets.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play the sweep and say what came of it; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train sweep")
-    folder = _check(options)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # the tensors of an episode are too small to share among threads; the projection has its own
-    dtype, device = DTYPES[options.dtype], check_device(local_device(options.device))
+    options, folder = program.begin(Options, arguments, "sweep")
+    dtype, device = program.DTYPES[options.dtype], program.check_device(local_device(options.device))
     cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, options.seed, dtype=dtype, device=device)
     grid = make_grid(options, cmdp.layout)
     if len(grid) < 2:
@@ -106,10 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     for first in range(0, runs, chunk):
         result = play(options, cmdp, grid, first, min(chunk, runs - first), folder)
         if not result.completed:
-            command = "the same command without --fresh" if options.fresh else "the same command"
-            if leads:
-                print(f"Interrupted in the chunk of run {first}; {command} continues from there.", file=sys.stderr)
-            return 130
+            return program.interrupted(f" in the chunk of run {first}", options.fresh) if leads else 130
         results.append(result)
     if leads:
         _report(folder, options, grid, results)
@@ -159,7 +134,7 @@ def play(
         options.episodes,
         place,
         max(1, options.episodes // POINTS),
-        progress=sys.stderr.isatty(),
+        progress=program.on_terminal(),
         fresh=options.fresh,
         images=False,
     )
@@ -204,10 +179,7 @@ def _report(folder: Path, options: Options, grid: Sequence[dict[str, float]], re
         for name, mean, half in zip(MEASURES.values(), means, halves, strict=True):
             row[name], row[f"{name}_ci95"] = float(mean[j, -1]), float(half[j, -1])
         rows.append({**row, "elastic_fraction": float(elastic[j]), "front": front.index(j) + 1 if j in front else ""})
-    with open(folder / "sweep.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    program.write_table(folder / "sweep.csv", rows)
     _write_tensorboard(folder, options, grid, episodes, means, halves)
     swept = _swept(grid)
     plotting.save(folder / "front.png", front_figure(rows, front, swept, options.seeds, options.episodes))
@@ -227,12 +199,9 @@ def _front_table(rows: Sequence[dict[str, Any]], front: Sequence[int], swept: Se
     header = ["", *swept, *MEASURES.values()]
     cells = []
     for number, j in enumerate(front):
-        values = []
-        for name in MEASURES.values():
-            mean, half = rows[j][name], rows[j][f"{name}_ci95"]
-            values.append(f"{mean:,.1f}" if half != half else f"{mean:,.1f} +- {half:,.1f}")
+        values = [plus_minus(rows[j][name], rows[j][f"{name}_ci95"]) for name in MEASURES.values()]
         cells.append([str(number + 1), *[f"{rows[j][name]:g}" for name in swept], *values])
-    return table([name.replace("_", " ") for name in header], cells)
+    return program.table([name.replace("_", " ") for name in header], cells)
 
 
 def _write_tensorboard(
@@ -260,19 +229,9 @@ def _write_tensorboard(
         writer.close()
 
 
-def _check(options: Options) -> Path:
-    """What no part of the library would refuse in the words of the command line; returns the sweep's folder."""
-    check_positive(seeds=options.seeds, episodes=options.episodes, actions=options.actions, memory=options.memory)
-    check_positive(eta=options.eta, gamma=options.gamma)
-    check_not_negative(**{name: getattr(options, name) for name in HYPERPARAMETERS})
-    return experiment_folder(options.logdir, options.name)
-
-
 def _begin(folder: Path, options: Options) -> None:
     """Refuse a folder that holds another sweep, and note what this one is."""
-    settings = {
-        name: value for name, value in asdict(options).items() if name not in ("memory", "name", "logdir", "device", "fresh")
-    }
-    settings = json.loads(json.dumps(settings))
+    how = ("memory", "name", "logdir", "device", "fresh")
+    settings = json.loads(json.dumps({name: value for name, value in asdict(options).items() if name not in how}))
     RunFolder(folder, options.fresh).checkpoint(settings)
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
