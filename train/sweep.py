@@ -27,6 +27,8 @@ MEASURES = {"Regret/cumulative": "regret", "Violation/cumulative": "violation", 
 # Peak memory of WC-OPS, measured: so many float64 tensors of every transition, and as many of every pair for m + 2 things.
 COPIES = 12
 
+Grid = Sequence[dict[str, float]]
+
 
 @dataclass
 class Options:
@@ -123,30 +125,19 @@ def chunk_size(options: Options, runs: int, size: int) -> int:
     return -(-runs // -(-runs // fitting))
 
 
-def play(
-    options: Options, cmdp: tc.LayeredCMDP, grid: Sequence[dict[str, float]], first: int, runs: int, folder: Path
-) -> tc.RunResult:
+def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int, folder: Path) -> tc.RunResult:
     """Runs `first` to `first + runs - 1` of the sweep, divided over torchrun's processes if there are any."""
     place = folder / "chunks" / f"{first}-{first + runs - 1}"
-    result = tc.run_split(
-        lambda count, offset: build(options, cmdp, grid, first + offset, count),
-        runs,
-        options.episodes,
-        place,
-        max(1, options.episodes // POINTS),
-        progress=program.on_terminal(),
-        fresh=options.fresh,
-        images=False,
-    )
+    how: dict[str, Any] = {"progress": program.on_terminal(), "fresh": options.fresh, "images": False}
+    make = lambda count, offset: build(options, cmdp, grid, first + offset, count)  # noqa: E731
+    result = tc.run_split(make, runs, options.episodes, place, max(1, options.episodes // POINTS), **how)
     if result.completed and process_rank() == 0:  # in TensorBoard the mean over different settings means nothing
         for file in place.glob(EVENTS):
             file.unlink()
     return result
 
 
-def build(
-    options: Options, cmdp: tc.LayeredCMDP, grid: Sequence[dict[str, float]], first: int, runs: int
-) -> tuple[tc.WCOPS, tc.Simulator]:
+def build(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int) -> tuple[tc.WCOPS, tc.Simulator]:
     """The learner and the simulator of some runs: run i has combination i // seeds and the random numbers of i % seeds."""
     processes = (tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
     env = tc.Simulator(cmdp, *processes, runs=runs, seed=options.seed, first_run=first, distinct_runs=options.seeds)
@@ -164,23 +155,21 @@ def pareto_front(points: Tensor) -> list[int]:
     return sorted(kept, key=lambda j: (float(points[j, 1]), float(points[j, 0])))
 
 
-def _report(folder: Path, options: Options, grid: Sequence[dict[str, float]], results: Sequence[tc.RunResult]) -> None:
+def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.RunResult]) -> None:
     """The table, the figure, the CSV file and TensorBoard's runs."""
-    episodes = results[0].episodes
     shape = (len(grid), options.seeds, -1)
-    curves = {tag: torch.cat([getattr(r, name) for r in results]).reshape(shape) for tag, name in MEASURES.items()}
+    curves = [torch.cat([getattr(r, name) for r in results]).reshape(shape) for name in MEASURES.values()]
     elastic = torch.cat([r.diagnostics["Solver/elastic"] for r in results]).reshape(shape[:2]).mean(1)
-    # (combinations x points) each
-    means, halves = zip(*(tc.mean_and_interval(curve.transpose(0, 1)) for curve in curves.values()), strict=True)
-    front = pareto_front(torch.stack([means[0][:, -1], means[1][:, -1]], dim=1))
+    bands = [tc.mean_and_interval(curve.transpose(0, 1)) for curve in curves]  # (combinations x points) each
+    front = pareto_front(torch.stack([mean[:, -1] for mean, _ in bands[:2]], dim=1))
     rows = []
     for j, point in enumerate(grid):
         row: dict[str, Any] = dict(point)
-        for name, mean, half in zip(MEASURES.values(), means, halves, strict=True):
+        for name, (mean, half) in zip(MEASURES.values(), bands, strict=True):
             row[name], row[f"{name}_ci95"] = float(mean[j, -1]), float(half[j, -1])
         rows.append({**row, "elastic_fraction": float(elastic[j]), "front": front.index(j) + 1 if j in front else ""})
     program.write_table(folder / "sweep.csv", rows)
-    _write_tensorboard(folder, options, grid, episodes, means, halves)
+    _write_tensorboard(folder, options, grid, results[0].episodes, bands)
     swept = _swept(grid)
     plotting.save(folder / "front.png", front_figure(rows, front, swept, options.seeds, options.episodes))
     print(_front_table(rows, front, swept))
@@ -189,7 +178,7 @@ def _report(folder: Path, options: Options, grid: Sequence[dict[str, float]], re
     print(f"TensorBoard, tab HParams: tensorboard --logdir {folder}")
 
 
-def _swept(grid: Sequence[dict[str, float]]) -> list[str]:
+def _swept(grid: Grid) -> list[str]:
     """The hyperparameters with several values."""
     return [name for name in HYPERPARAMETERS if len({point[name] for point in grid}) > 1]
 
@@ -205,12 +194,7 @@ def _front_table(rows: Sequence[dict[str, Any]], front: Sequence[int], swept: Se
 
 
 def _write_tensorboard(
-    folder: Path,
-    options: Options,
-    grid: Sequence[dict[str, float]],
-    episodes: Tensor,
-    means: Sequence[Tensor],
-    halves: Sequence[Tensor],
+    folder: Path, options: Options, grid: Grid, episodes: Tensor, bands: Sequence[tuple[Tensor, Tensor]]
 ) -> None:
     """One TensorBoard run a combination: its hyperparameters, and its curves with bands over seeds."""
     for file in folder.glob(f"grid/*/{EVENTS}"):  # those of an earlier call, which would show twice
@@ -222,7 +206,7 @@ def _write_tensorboard(
         writer.describe({**constants, "learner": point}, list(MEASURES))
         for k, episode in enumerate(episodes.tolist()):
             row: dict[str, float] = {}
-            for tag, mean, half in zip(MEASURES, means, halves, strict=True):
+            for tag, (mean, half) in zip(MEASURES, bands, strict=True):
                 row[tag], row[tag + HALF_WIDTH] = float(mean[j, k]), float(half[j, k])
             writer.point(episode, row)
         writer.finish()
