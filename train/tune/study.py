@@ -58,10 +58,8 @@ class Options:
     instances: Count = 4  # Seeds of the training instances, each with stochastic and with changing costs.
     repeats: Count = 2  # Runs of each instance for each partial derivative.
     held_out: Count = 16  # Seeds of the instances that the result is judged on.
-    front: Annotated[tuple[Positive, ...], program.MAY_BE_EMPTY] = (
-        0.5,
-        8.0,
-    )  # Further weights, for the front between regret and violation.
+    front: Annotated[tuple[Positive, ...], program.MAY_BE_EMPTY] = (0.5, 8.0)
+    """Further weights, for the front between regret and violation."""
     front_steps: Count = 5  # Steps of the descent for each of them, from what was tuned.
     widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
     actions: Count = 3  # Actions in each state.
