@@ -47,9 +47,8 @@ class Options:
     contexts: Count = 300  # Contexts to learn from.
     held_out: Count = 100  # Contexts to measure on.
     batch: Count = 32  # Contexts a gradient step.
-    runs: Count = (
-        8  # Independent repetitions, each with losses, contexts and a network of its own; the intervals are 95% over them.
-    )
+    runs: Count = 8
+    """Independent repetitions, each with losses, contexts and a network of its own; the intervals are 95% over them."""
     learning_rate: Positive = 0.03  # Of Adam.
     eta: Positive = 10.0  # Step size of the layer, end to end.
     seed: int = 0  # Of the CMDP, the losses, the contexts and the networks.
