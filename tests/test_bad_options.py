@@ -155,13 +155,17 @@ def test_a_missing_gpu_gets_one_sentence(program, capsys, no_work) -> None:
     assert "--device cuda cannot be used here" in complaint and complaint.count("\n") == 1
 
 
-def test_every_command_has_help_with_an_example(capsys) -> None:
+def test_every_command_has_help_with_an_example_and_a_word_on_every_option(capsys) -> None:
     for program in programs():
         with pytest.raises(SystemExit) as end:
             main([*program, "--help"])
         assert end.value.code == 0
-        example = f"python -m train {program[0]}".removesuffix(" run")
-        assert len(re.findall(f"^ *{example}( |$)", capsys.readouterr().out, re.MULTILINE)) >= 1
+        example, out = f"python -m train {program[0]}".removesuffix(" run"), capsys.readouterr().out
+        assert len(re.findall(f"^ *{example}( |$)", out, re.MULTILINE)) >= 1
+        listed = " ".join(re.sub(r"[^\x20-\x7e\n]", " ", out).split()).partition("show this help message and exit")[2]
+        for field in dataclasses.fields(module_of(program).Options):
+            words = listed.partition(f"{spelled(field.name)} ")[2].partition("(default:")[0]
+            assert len(re.findall(r"\w*[a-z]", re.sub(r"\{.*?\}", "", words))) >= 2, (program, field.name)
 
 
 @pytest.mark.parametrize(
