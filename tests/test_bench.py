@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from train.__main__ import main
-from train.bench_scale import Growth
+from train.bench.scale import Growth
 
 
 def test_projection_benchmark_writes_what_it_prints(tmp_path, capsys):
@@ -71,7 +71,7 @@ def test_the_fitted_growth_is_that_of_the_cost():
     ("arguments", "sentence"),
     [
         (["projetion"], "did you mean projection?"),
-        (["projection", "--sizes", "huge"], "--sizes got 'huge'"),
+        (["projection", "--sizes", "huge"], "'huge' is not one of --sizes; there is small, paper, large."),
         (["projection", "--batches", "0"], "--batches is 0"),
         (["program", "--constraints", "0"], "--constraints is 0"),
         (["episode", "--episodes", "-3"], "--episodes is -3"),

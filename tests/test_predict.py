@@ -15,14 +15,6 @@ from train.predict import METHODS, Options, best_eta, best_safe_reward, draw, tr
 SMALL = ["predict", "--steps", "6", "--contexts", "12", "--held-out", "5", "--runs", "2", "--batch", "4"]
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    """The program sets the number of threads for its process; here the process is the test run's."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_it_writes_its_files_and_prints_its_table(tmp_path, capsys):
     assert main([*SMALL, "--logdir", str(tmp_path)]) == 0
     folder, out = tmp_path / "predict", capsys.readouterr().out

@@ -19,7 +19,7 @@ from torchcmdp.errors import RunFolderError
 from torchcmdp.events import EVENTS
 from torchcmdp.folder import RunFolder
 from torchcmdp.run.options import MOST_POINTS, RunOptions
-from train import experiment_folder
+from train.program import experiment_folder
 
 ROOT = Path(__file__).parents[1]
 HERE = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHCMDP_THREADS": "1", "PYTHONPATH": str(ROOT)}

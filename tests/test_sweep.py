@@ -20,13 +20,6 @@ SMALL = ["--episodes", "40", "--widths", "1", "2", "1", "--actions", "2", "--con
 GRID = ["--eta", "0.1", "0.3", "--bonus-scale", "0.01", "0.1", "--seeds", "3"]
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 def call(logdir, *more: str) -> int:
     return main(["sweep", *SMALL, *GRID, "--logdir", str(logdir), *more])
 

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from torchcmdp.distributed import Crew, join
 from torchcmdp.errors import RunFolderError
 from torchcmdp.folder import ADVICE, RunFolder, brief
-from torchcmdp.plotting import figures
 from torchcmdp.run.options import RunOptions
 from torchcmdp.run.result import RunResult
 from torchcmdp.run.session import BANDED, Session
@@ -48,7 +47,7 @@ class Job:
             result = session.result()
             if session.completed:
                 if self.folder is not None:
-                    self.folder.finish(figures({session.name: result}) if self.options.images else {}, session.played)
+                    self.folder.finish(result.figures if self.options.images else {}, session.played)
                 self._save()  # last of all: this says that the run is finished
             return result
         finally:

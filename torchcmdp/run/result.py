@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from torchcmdp import plotting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +64,11 @@ class RunResult:
         Gamma > 0, with "Solver/infeasible" the infeasible programs.
         """
         return int(self.counts[tag].sum()) if tag in self.counts else None
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """The figures "regret" and "violation", drawn once for everybody who wants them."""
+        return plotting.figures({self.config["learner"]["name"]: self})
 
     @property
     def elastic_fraction(self) -> float:

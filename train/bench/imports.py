@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from torchcmdp.errors import TorchCMDPError
-from train import check_positive, experiment_folder, parse
-from train.bench import table
+from train.program import Count, begin, publish, table
 
 AIM = 1.3
 SHOWN = 10
@@ -27,12 +26,9 @@ class Options:
       python -m train bench imports --repeats 11
     """
 
-    repeats: int = 5
-    """Processes for each of the two, in turn; medians count."""
-    name: str = "bench"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments."""
+    repeats: Count = 5  # Processes for each of the two, in turn; medians count.
+    name: str = "bench"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
 
 
 def import_times(package: str) -> dict[str, tuple[int, int]]:
@@ -45,9 +41,7 @@ def import_times(package: str) -> dict[str, tuple[int, int]]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train bench imports")
-    check_positive(repeats=options.repeats)
-    folder = experiment_folder(options.logdir, options.name)
+    options, folder = begin(Options, arguments, "bench imports")
     torch, ours = zip(*[(import_times("torch"), import_times("torchcmdp")) for _ in range(options.repeats)], strict=True)
     base, whole = median(times["torch"][1] for times in torch), median(times["torchcmdp"][1] for times in ours)
     rows = [["torch", f"{base / 1e6:.2f}", "1.00"], ["torchcmdp", f"{whole / 1e6:.2f}", f"{whole / base:.2f}"]]
@@ -58,7 +52,5 @@ def main(arguments: Sequence[str]) -> int:
     report += (
         f"\n\nMedians of {options.repeats} processes. Aim: at most {AIM} times torch, {'met' if whole <= AIM * base else 'missed'}."
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "imports.md").write_text(report + "\n")
-    print(report)
+    publish(folder / "imports.md", report)
     return 0
