@@ -181,12 +181,12 @@ def _made_safe(cmdp: tc.LayeredCMDP, costs: Tensor) -> Tensor:
 
 
 def learner(player: Player, preset: Preset, cmdp: tc.LayeredCMDP, family: str, episodes: int, runs: int) -> Learner:
-    """The learner with the family's constants, where it has them; widths are matched to WC-OPS's."""
+    """The learner with the family's constants, where it has them; radii are matched to WC-OPS's."""
     scales = FAMILIES[family]
     own: dict[str, Any] = {
         "wc-ops": dict(scales),
-        "opt-cmdp": {**scales, "widths": "matched"},
-        "opt-primal-dual": {**scales, "widths": "matched", "slater_gap": float(tc.slater_gap(cmdp))},
+        "opt-cmdp": {**scales, "radii": "matched"},
+        "opt-primal-dual": {**scales, "radii": "matched", "slater_gap": float(tc.slater_gap(cmdp))},
         "pdb-ps": {"radius_scale": scales["radius_scale"], "confidence": "entrywise"},
         "greedy": {},
     }[player.key]

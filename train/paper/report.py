@@ -26,7 +26,7 @@ INTRODUCTION = f"""The paper publishes neither its instances nor its horizons, s
 by the seeds below before their results were looked at, and none was thrown away. Their costs are shifted so that the constraints
 bind; with a single state an arm that pays more also costs more. `theory` plays the paper's constants; `practical` multiplies the
 bonuses and the transition widths of every learner that has them by {FAMILIES["practical"]["bonus_scale"]:g}; beside it plays
-"WC-OPS, tuned", with the constants of `WCOPS.practical`. The widths of OptCMDP, OptPrimalDual and PDB-PS are matched to WC-OPS's.
+"WC-OPS, tuned", with the constants of `WCOPS.practical`. The radii of OptCMDP, OptPrimalDual and PDB-PS are matched to WC-OPS's.
 PDB-PS is our addition, and a reconstruction. OptPrimalDual is told the true Slater gap. Adversaries are the paper's, turned against
 the learner; their costs leave one policy safe by {SAFE_BY:g} in every pair. Such an adversary gives each learner a sequence of its
 own, so each of these experiments is also played as a replay, to all learners, of the one sequence recorded against a single run of
