@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.cpu import compiled, over_batch
+from torchcmdp.kernels.cpu import compiled, entry, over_batch
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.newton import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, Work, cooled_newton, full, newton, workspace
 from torchcmdp.kernels.pairs import FREE, Problem, weigh
@@ -186,7 +186,7 @@ def empty_instance(geometry: Geometry, m: int) -> Instance:
     return Instance(*(np.zeros(size) for size in (entries, entries, entries, (m, pairs), entries, entries, n, m)))
 
 
-@compiled
+@entry
 def project_range(
     start, stop, geometry, target, lower, upper, costs, limits, work, instance,
     occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations,
