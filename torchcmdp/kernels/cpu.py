@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
-from numba.core.compiler import Compiler
 from numba.core.caching import FunctionCache
+from numba.core.compiler import Compiler
 
 from torchcmdp.errors import InvalidInput
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.linalg import System, assemble, assemble_border, empty_system, factor, schur, solve
+from torchcmdp.kernels.linalg import System, assemble_border, empty_system, prepare, schur, solve
 from torchcmdp.kernels.pairs import Problem, Response, empty_response, evaluate, weigh
 from torchcmdp.kernels.quadratic import Small, empty_small, quadratic
 
@@ -128,16 +128,15 @@ def rebalance(v, trial_v, response):
 
 @compiled
 def newton_step(geometry, problem, cap, work):
-    """The Newton step (dv, dlam) of the dual within {multipliers >= 0, sum <= cap}; returns the slope along it and its longest move."""
+    """The Newton step (dv, dlam) within {multipliers >= 0, sum <= cap}; returns the dual's slope along it and its longest move."""
     response, system, small = work.response, work.system, work.small
     inflow, outflow, border, solved = response.inflow, response.outflow, system.border, system.solved
     dv, dlam, lam, used = work.dv, work.dlam, work.lam, work.used
     n, m = dv.shape[0] - 1, lam.shape[0]
-    assemble(geometry, problem.costs, response, system)
-    factor(geometry, system)
+    prepare(geometry, response, system)
     for j in range(n):
         dv[j] = outflow[j] - inflow[j]
-    solve(geometry, system, dv)
+    solve(geometry, response, system, dv)
     if m > 0:
         assemble_border(geometry, problem.costs, response, system)
         # no multiplier is positive and none would grow: the step in the potentials is all
@@ -152,7 +151,7 @@ def newton_step(geometry, problem, cap, work):
             dlam[i] = 0.0
             idle = idle and lam[i] == 0.0 and small.linear[i] >= 0.0
         if not idle:
-            schur(geometry, system)
+            schur(geometry, response, system)
             quadratic(system.corner, max(room, 0.0), small, dlam)
             for i in range(m):
                 for j in range(n):
