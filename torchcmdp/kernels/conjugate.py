@@ -85,7 +85,7 @@ def invert_diagonal(geometry, response, negligible, inverse):
         for e in range(start, stop):
             if not clipped[pair]:
                 part = p[e]
-            elif code[e] == FREE:
+            elif code[e] == FREE and p[e] > 0.0:
                 part = p[e] + p[e] * p[e] * (1.0 - 1.0 / free_mass)
             else:
                 part = p[e] * p[e]

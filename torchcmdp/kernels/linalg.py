@@ -90,7 +90,7 @@ def bend(start, stop, mass, after, own, n_next, successor, response, diagonal):
             diagonal[y + successor[e] - after] -= mass * p[e]
         for other in range(start, e + 1):
             both = mass * p[e] * p[other]
-            if code[e] == FREE and code[other] == FREE:
+            if code[e] == FREE and code[other] == FREE and both > 0.0:
                 both -= both / free_mass
             diagonal[y + successor[other] - after] += both
 
