@@ -60,25 +60,30 @@ def assemble(geometry, response, system):
         for x in range(width):
             for y in range(n_next):
                 flow[y] = 0.0
-            for pair in range((first[k] + x) * actions, (first[k] + x + 1) * actions):
-                mass = s[pair]
-                start, stop = row[pair], row[pair + 1]
-                if geometry.dense[k]:
-                    for y in range(n_next):
-                        flow[y] += mass * p[start + y]
-                else:
-                    for e in range(start, stop):
-                        flow[successor[e] - after] += mass * p[e]
-                if clipped[pair]:
-                    bend(start, stop, mass, after, own, n_next, successor, response, diagonal)
+            pairs = (first[k] + x) * actions
+            for pair in range(pairs, pairs + actions):
+                if not clipped[pair]:
+                    mass, start = s[pair], row[pair]
+                    if geometry.dense[k]:
+                        for y in range(n_next):
+                            flow[y] += mass * p[start + y]
+                    else:
+                        for e in range(start, row[pair + 1]):
+                            flow[successor[e] - after] += mass * p[e]
             for y in range(n_next):
                 below[geometry.below[k + 1] + y * width + x] = -flow[y]
                 diagonal[own + y * n_next + y] += flow[y]
+            for pair in range(pairs, pairs + actions):
+                if clipped[pair]:
+                    start, stop = row[pair], row[pair + 1]
+                    for e in range(start, stop):
+                        below[geometry.below[k + 1] + (successor[e] - after) * width + x] -= s[pair] * p[e]
+                    bend(start, stop, s[pair], after, own, n_next, successor, response, diagonal)
 
 
 @compiled
 def bend(start, stop, mass, after, own, n_next, successor, response, diagonal):
-    """What a clipped pair adds to the next layer's block beyond diag(p)."""
+    """Add mass (p p^T + diag(p_f) - p_f p_f^T / sum p_f) of a clipped pair to the next layer's block."""
     p, code = response.p, response.code
     free_mass = 0.0
     for e in range(start, stop):
@@ -86,8 +91,8 @@ def bend(start, stop, mass, after, own, n_next, successor, response, diagonal):
             free_mass += p[e]
     for e in range(start, stop):
         y = own + (successor[e] - after) * n_next
-        if code[e] != FREE:
-            diagonal[y + successor[e] - after] -= mass * p[e]
+        if code[e] == FREE:
+            diagonal[y + successor[e] - after] += mass * p[e]
         for other in range(start, e + 1):
             both = mass * p[e] * p[other]
             if code[e] == FREE and code[other] == FREE and both > 0.0:

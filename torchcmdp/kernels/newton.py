@@ -204,7 +204,7 @@ def move(work, scale, cap):
 
 @compiled
 def search(geometry, problem, cap, value, slope, longest, slack, work):
-    """Go along the step as far as the dual decreases, or nowhere; returns the dual's value."""
+    """Go along the step as far as the dual decreases; returns its value, or infinity where it does not."""
     scale = min(1.0, LONGEST_MOVE / longest) if longest > 0.0 else 1.0
     for _ in range(MOST_HALVED):
         move(work, scale, cap)
@@ -214,7 +214,8 @@ def search(geometry, problem, cap, value, slope, longest, slack, work):
             copy(work.trial_lam, work.lam)
             return trial_value
         scale *= 0.5
-    return evaluate(geometry, problem, work.response, work.v, work.lam)
+    evaluate(geometry, problem, work.response, work.v, work.lam)
+    return math.inf
 
 
 @compiled
@@ -245,6 +246,8 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
         spend(problem, response, used)
         slope, longest = newton_step(geometry, problem, cap, work)
         value = search(geometry, problem, cap, value, slope, longest, slack, work)
+        if value == math.inf:
+            return iteration + 1, worst <= ACCEPTABLE_RESIDUAL and relative <= SETTLED_RELATIVE
     return max_iterations, False
 
 

@@ -90,7 +90,7 @@ def respond_clipped(start, stop, problem, log_total, v, successor, p, code):
     Args:
         log_total: With which ln p = target + v(y) - log_total on entry.
     """
-    target, lower, upper = problem.target, problem.lower, problem.upper
+    lower, upper = problem.lower, problem.upper
     mass = 1.0
     scale = 1.0
     n_free = stop - start
@@ -117,7 +117,7 @@ def respond_clipped(start, stop, problem, log_total, v, successor, p, code):
         fixed, count = fix(start, stop, lower, upper, short >= over, over >= short, p, code)
         mass -= fixed
         n_free -= count
-    return -clipped_value(start, stop, target, v, successor, lower, math.log(scale) - log_total, p, code)
+    return -clipped_value(start, stop, problem, v, successor, mass, math.log(scale) - log_total, p, code)
 
 
 @compiled
@@ -153,7 +153,7 @@ def respond_steep(start, stop, problem, v, successor, p, code):
         fixed, count = fix(start, stop, lower, upper, short >= over, over >= short, p, code)
         mass -= fixed
         n_free -= count
-    return -clipped_value(start, stop, target, v, successor, lower, t, p, code)
+    return -clipped_value(start, stop, problem, v, successor, mass, t, p, code)
 
 
 @compiled
@@ -177,12 +177,9 @@ def fix(start, stop, lower, upper, to_lower, to_upper, p, code):
 
 
 @compiled
-def clipped_value(start, stop, target, v, successor, lower, t, p, code):
+def clipped_value(start, stop, problem, v, successor, mass, t, p, code):
     """psi = sum p (ln p - z), where ln p - z = t for free entries; with no mass left for them they go to their lower ends."""
-    mass = 1.0
-    for e in range(start, stop):
-        if code[e] != FREE:
-            mass -= p[e]
+    target, lower = problem.target, problem.lower
     psi = 0.0
     for e in range(start, stop):
         if code[e] == FREE and mass > 0.0:
