@@ -102,7 +102,7 @@ def test_agrees_with_clarabel_on_full_and_empty_sets(widths: tuple[int, ...], ac
 
 def test_agrees_with_the_torch_solver() -> None:
     for widths, actions, m in SIZES:
-        loss, reference, safe_set = random_instances(widths, actions, m, batch=40, seed=3)
+        loss, reference, safe_set = random_instances(widths, actions, m, batch=40, seed=3, severity=0.0)
         result = solve(log_target(loss, reference), safe_set)
         other = project(loss, reference, safe_set, 1.0, backend="torch")
         solved = result.status == SOLVED

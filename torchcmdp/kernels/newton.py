@@ -281,7 +281,7 @@ def cooled_newton(geometry, problem, cap, tolerance, max_iterations, work):
         last = temperature <= 1.0
         for e in range(target.shape[0]):
             work.scaled[e] = target[e] / temperature
-        weigh(geometry, work.scaled, upper, problem.weight, problem.base)
+        weigh(geometry, work.scaled, upper, problem.weight, problem.base, work.response.known)
         stage_tolerance, stage_limit = (tolerance, max_iterations - used) if last else (1e-3, min(30, max_iterations - used))
         spent, converged = newton(geometry, scaled, cap / temperature, stage_tolerance, stage_limit, work)
         used += spent

@@ -11,7 +11,7 @@ from torchcmdp.kernels.cpu import compiled, entry, over_batch
 from torchcmdp.kernels.emptiness import least_violation
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.newton import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, cooled_newton, full, newton, workspace
-from torchcmdp.kernels.pairs import Problem, weigh
+from torchcmdp.kernels.pairs import FREE, Problem, weigh
 
 SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = 0, 1, 2, 3
 
@@ -95,19 +95,24 @@ def recover(geometry, problem, response, v, used, occupancy, log_occupancy):
                 mass[successor[e]] += q
                 if q > occupancy[heaviest]:
                     heaviest = e
-            # the logarithms of an unclipped pair differ by known numbers: one is enough
-            known = -math.inf
-            if occupancy[heaviest] > 0.0:
-                known = math.log(occupancy[heaviest]) - target[heaviest] - v[successor[heaviest]]
+            # ln q - ln z is the same number for all free entries of a pair: one logarithm is enough
+            free = -math.inf
+            log_occupied = -math.inf
+            if response.clipped[pair] and occupied > 0.0:
+                log_occupied = math.log(occupied)
+                free = log_occupied + response.t[pair]
+            elif occupancy[heaviest] > 0.0:
+                free = math.log(occupancy[heaviest]) - target[heaviest] - v[successor[heaviest]]
             for e in range(start, stop):
                 q = occupancy[e]
+                log_q = -math.inf
                 if q > 0.0:
-                    additive = not response.clipped[pair] and v[successor[e]] > -math.inf
-                    log_q = known + target[e] + v[successor[e]] if additive else math.log(q)
-                    log_occupancy[e] = log_q
+                    if response.clipped[pair] and response.code[e] != FREE:
+                        log_q = log_occupied + response.log_p[e]
+                    else:
+                        log_q = free + target[e] + v[successor[e]]
                     surplus += q * (log_q - target[e])
-                else:
-                    log_occupancy[e] = -math.inf
+                log_occupancy[e] = log_q
     return surplus
 
 
@@ -137,7 +142,7 @@ def solve(geometry, problem, cap, limits, iterations, work, occupancy, log_occup
             v[j] = 0.0
         for i in range(lam.shape[0]):
             lam[i] = 0.0
-    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base)
+    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response.known)
     limit = iterations + min(PLAIN_ITERATIONS, limits.max_iterations)
     spent, converged = newton(geometry, problem, cap, limits.tolerance, limit - iterations, work)
     iterations += spent
