@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from llvmlite.binding import Linkage
 from numba import njit
 from numba.core.caching import FunctionCache
 from numba.core.compiler import Compiler
@@ -79,6 +80,25 @@ class _InnerCompiler(Compiler):
         return super().compile_extra(func)
 
 
+class _EntryCompiler(Compiler):
+    """Makes the functions that were linked in private to the entry: they lose the arguments and copies that nobody needs."""
+
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        library = self.state.targetctx.codegen().create_library(func.__qualname__)
+        library.enable_object_caching()
+        optimize = library._optimize_final_module
+
+        def privately() -> None:
+            for linked in library._final_module.functions:
+                if not linked.is_declaration and linked.linkage == Linkage.linkonce_odr:
+                    linked.linkage = Linkage.internal
+            optimize()
+
+        library._optimize_final_module = privately
+        self.state.library = library
+        return super().compile_extra(func)
+
+
 OPTIONS = {"nogil": True, "fastmath": FASTMATH, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 
@@ -89,7 +109,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 def entry(function: Callable[..., Any]) -> Any:
     """Compile a kernel that Python calls, with all that it calls, on its first call, or load it from the cache."""
-    dispatcher = njit(**OPTIONS)(function)
+    dispatcher = njit(pipeline_class=_EntryCompiler, **OPTIONS)(function)
     dispatcher._cache = _KernelCache(function)
     return dispatcher
 
