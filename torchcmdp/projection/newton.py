@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,12 +15,13 @@ from torch.autograd import forward_ad
 
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.projection import torch_solver
-from torchcmdp.projection.compiled.derivatives import jvp_range, vjp_range
-from torchcmdp.projection.compiled.pairs import offsets_of
+from torchcmdp.projection import implicit, torch_solver
+from torchcmdp.projection.compiled.pairs import AT_LOWER, AT_UPPER, offsets_of
 from torchcmdp.projection.compiled.solve import solve_range
+from torchcmdp.projection.compiled.system import respond_range, solve_potentials_range
 from torchcmdp.projection.compiled.threads import over_batch
 from torchcmdp.projection.problem import INVALID, ProjectionResult, SafeSet
+from torchcmdp.projection.torch_pairs import Response
 
 BACKENDS = ("auto", "compiled", "torch")
 
@@ -88,7 +89,8 @@ def _flat(tensor: Tensor, batch: torch.Size) -> Tensor:
 def _differentiating(inputs: tuple[Tensor, ...]) -> bool:
     """Whether a derivative of the projection may be wanted, in reverse or in forward mode."""
     forward_level: int = forward_ad._current_level
-    return forward_level >= 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
+    transformed: bool = torch._C._are_functorch_transforms_active()
+    return transformed or forward_level >= 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
 
 
 def _solve(inputs: Sequence[Tensor], layout: Layout, options: NewtonOptions) -> Any:
@@ -120,7 +122,7 @@ def _one_thread(device: torch.device) -> Iterator[None]:
 
 
 class _Projection(torch.autograd.Function):
-    """Occupancy and its logarithm as functions of (target, lower, upper, costs), differentiable once in either direction."""
+    """Occupancy and its logarithm as functions of (target, lower, upper, costs); `implicit` has their derivatives."""
 
     @staticmethod
     def forward(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: NewtonOptions) -> Any:
@@ -128,40 +130,35 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        target, lower, upper, costs, layout, options = inputs
-        occupancy, _, potentials, multipliers = output[:4]
+        *theta, layout, options = inputs
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
-        saved = (target, lower, upper, costs, potentials, multipliers, occupancy)
+        saved = (*theta, output[2], output[3], output[0])
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
-        ctx.layout, ctx.options = layout, options
+        compiled = options.compiled(theta[0].device)
+        ctx.how = implicit.How(layout, options.cap, _compiled_system if compiled else implicit.torch_system)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        target, lower, upper, costs, potentials, multipliers, occupancy = (tensor.detach() for tensor in ctx.saved_tensors)
+        *saved, occupancy = ctx.saved_tensors
         if grads[0] is None and grads[1] is None:
-            return None, None, None, None, None, None
-        grad = torch.zeros_like(occupancy) if grads[0] is None else grads[0]
-        if grads[1] is not None:
-            grad = grad + torch.where(occupancy > 0, grads[1] / occupancy, 0.0)
-        pull: Any = _vjp_compiled if ctx.options.compiled(target.device) else torch_solver.vjp
-        with _one_thread(target.device):
-            pulled = pull(target, lower, upper, costs, potentials, multipliers, grad, ctx.layout, ctx.options.cap)
-        return (*pulled, None, None)
+            return (None,) * 6
+        grad = torch.zeros_like(occupancy) if grads[0] is None else grads[0] * occupancy
+        grad = grad if grads[1] is None else grad + grads[1]
+        with _one_thread(occupancy.device):
+            return (*implicit.Pull.apply(*saved, grad, ctx.how), None, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        target, lower, upper, costs, potentials, multipliers, occupancy = (tensor.detach() for tensor in ctx.saved_tensors)
-        moves = [
-            torch.zeros_like(value) if tangent is None else tangent
-            for value, tangent in zip((target, lower, upper, costs), tangents[:4], strict=True)
-        ]
-        push: Any = _jvp_compiled if ctx.options.compiled(target.device) else torch_solver.jvp
-        with _one_thread(target.device):
-            tangent = push(target, lower, upper, costs, potentials, multipliers, *moves, ctx.layout, ctx.options.cap)
-        log_tangent = torch.where(occupancy > 0, tangent / occupancy, 0.0)
-        return tangent, log_tangent, None, None, None, None, None, None
+        *saved, occupancy = ctx.saved_tensors
+        moves = [torch.zeros_like(x) if d is None else d for x, d in zip(saved[:4], tangents[:4], strict=True)]
+        with _one_thread(occupancy.device):
+            log_tangent = implicit.Push.apply(*saved, *moves, ctx.how)
+        return occupancy * log_tangent, log_tangent, None, None, None, None, None, None
+
+
+_Projection.vmap = staticmethod(implicit.vmapped(_Projection))  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=256)
@@ -192,23 +189,23 @@ def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor,
     return tuple(torch.from_numpy(array) for array in outputs)
 
 
-def _vjp_compiled(target, lower, upper, costs, potentials, multipliers, grad, layout, cap):  # type: ignore[no-untyped-def]
+def _compiled_system(
+    theta: tuple[Tensor, ...], duals: implicit.Duals, layout: Layout
+) -> tuple[Response, Callable[[Tensor], Tensor]]:
+    """`implicit.torch_system` by compiled kernels."""
     widths, offsets, size = _geometry(layout)
-    inputs = _arrays(target, lower, upper, costs)
-    outputs = [np.zeros_like(array) for array in inputs]
-    over_batch(
-        vjp_range, target.shape[0], size, widths, offsets, *inputs, cap, *_arrays(potentials, multipliers, grad), *outputs
-    )  # fmt: skip
-    return tuple(torch.from_numpy(array) for array in outputs)
+    p, s = np.zeros(theta[0].shape), np.zeros(theta[0].shape[:-1])
+    code, t = np.zeros(p.shape, np.int8), np.zeros(s.shape)
+    over_batch(respond_range, len(p), size, widths, offsets, *_arrays(*theta, *duals), p, code, t, s)
 
+    def solve(columns: Tensor) -> Tensor:
+        solution = columns.numpy(force=True).copy()
+        over_batch(solve_potentials_range, len(p), size, widths, offsets, p, code, s, solution)
+        return torch.from_numpy(solution)
 
-def _jvp_compiled(target, lower, upper, costs, potentials, multipliers, d_target, d_lower, d_upper, d_costs, layout, cap):  # type: ignore[no-untyped-def]
-    widths, offsets, size = _geometry(layout)
-    inputs = _arrays(target, lower, upper, costs)
-    duals, moves = _arrays(potentials, multipliers), _arrays(d_target, d_lower, d_upper, d_costs)
-    d_q = np.zeros_like(inputs[0])
-    over_batch(jvp_range, target.shape[0], size, widths, offsets, *inputs, cap, *duals, *moves, d_q)
-    return torch.from_numpy(d_q)
+    at = torch.from_numpy(code)
+    v, (found_p, found_t, found_s) = duals[0], (torch.from_numpy(array) for array in (p, t, s))
+    return Response(v, v[:, 0, 0], found_p, at == AT_LOWER, at == AT_UPPER, found_t, found_s), solve
 
 
 def raise_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> None:

@@ -141,16 +141,6 @@ def flows(response: Response) -> tuple[Tensor, Tensor]:
     return torch.cat([start, arrivals[:, :-1]], 1), outflow
 
 
-def curvature(response: Response, vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """D vector for every pair, with p . vector and the mean of vector over the free part of p (see `compiled.derivatives`)."""
-    p, s = response.p, response.s.unsqueeze(-1)
-    free = torch.where(response.at_lower | response.at_upper, 0.0, p)
-    free_mass = free.sum(-1, keepdim=True)
-    along = (p * vector).sum(-1, keepdim=True)
-    mean = torch.where(free_mass > 0, (free * vector).sum(-1, keepdim=True) / torch.where(free_mass > 0, free_mass, 1.0), along)
-    return s * (p * along + free * (vector - mean)), along, mean
-
-
 def hessian(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tensor]:
     """The dual's Hessian: potentials `(B x LS x LS)`, border `(B x LS x m)`, multipliers `(B x m x m)`."""
     batch, layers, states, actions = response.s.shape

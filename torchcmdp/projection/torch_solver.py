@@ -19,14 +19,11 @@ from torchcmdp.projection.torch_pairs import (
     Problem,
     Response,
     box_quadratic,
-    curvature,
     evaluate,
     factor,
     flows,
     hessian,
     make_problem,
-    masked_solve,
-    next_potentials,
 )
 
 FIXED_HALVINGS = 6
@@ -222,75 +219,3 @@ def certify(problem: Problem, response: Response, lam: Tensor, iterations: Tenso
     status = torch.where(failed, MAX_ITERATIONS, torch.where(elastic, ELASTIC, SOLVED)).to(torch.int8)
     status = torch.where(invalid, torch.full_like(status, INVALID), status)
     return occupancy, log_occupancy, response.v, lam, status, unpriced, gap, iterations
-
-
-def _linearised(
-    target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, v: Tensor, lam: Tensor, layout: Layout, cap: float
-) -> tuple[Problem, Response, Tensor, Tensor, tuple[Tensor, ...]]:
-    problem = make_problem(layout, target, lower, upper, costs, cap)
-    # one pass more than needed is harmless, and no host read keeps the derivative usable in fixed-iteration mode
-    response = evaluate(problem, v, lam, fixed=True)
-    clipped = response.at_lower | response.at_upper
-    z = problem.target + next_potentials(response.v)
-    price = torch.where(clipped, torch.where(response.p > 0, response.p, 1.0).log() - z - response.t.unsqueeze(-1), 0.0)
-    return problem, response, (lam > 0) & (lam < cap), price, factor(*hessian(problem, response))
-
-
-def _constrain(problem: Problem, flow: Tensor) -> tuple[Tensor, Tensor]:
-    """K flow: outflow - inflow of every state `(B x LS)`, and the costs `(B x m)`."""
-    pair = flow.sum(-1)
-    arrivals = flow.sum(dim=(2, 3))
-    net = pair.sum(-1) - torch.cat([torch.zeros_like(arrivals[:, :1]), arrivals[:, :-1]], 1)
-    return net.flatten(1), (problem.costs * pair.unsqueeze(1)).sum(dim=(2, 3, 4))
-
-
-def _spread_back(problem: Problem, a_v: Tensor, a_m: Tensor) -> Tensor:
-    """K^T a: a(x) - a(y) + sum_i a_i costs_i, `(B x L x S x A x S)`."""
-    a_v = a_v.unflatten(1, problem.target.shape[1:3])
-    pair = a_v.unsqueeze(-1) + (a_m[:, :, None, None, None] * problem.costs).sum(1)
-    return pair.unsqueeze(-1) - next_potentials(a_v)
-
-
-def _solve_system(factors: tuple[Tensor, ...], free: Tensor, rhs_v: Tensor, rhs_m: Tensor) -> tuple[Tensor, Tensor]:
-    cholesky, scale, border, schur = factors
-    half = torch.linalg.solve_triangular(cholesky, (scale * rhs_v).unsqueeze(-1), upper=False)
-    x_m = masked_solve(schur, free, rhs_m - (border.mT @ half).squeeze(-1))
-    x_v = torch.linalg.solve_triangular(cholesky.mT, half - border @ x_m.unsqueeze(-1), upper=True).squeeze(-1)
-    return scale * x_v, x_m
-
-
-def vjp(target, lower, upper, costs, v, lam, grad, layout, cap):  # type: ignore[no-untyped-def]
-    """Pull the occupancy's cotangent back to target, lower, upper and costs."""
-    problem, response, free, price, factors = _linearised(target, lower, upper, costs, v, lam, layout, cap)
-    real = layout.transition_mask(target.device)
-    grad = torch.where(real, grad, 0.0)
-    rhs_v, rhs_m = _constrain(problem, curvature(response, grad)[0])
-    a_v, a_m = (-solution for solution in _solve_system(factors, free, rhs_v, rhs_m))
-    pulled = torch.where(real, grad + _spread_back(problem, a_v, a_m), 0.0)
-    grad_target, along, mean = curvature(response, pulled)
-    bound = response.s.unsqueeze(-1) * (pulled - mean - price * along)
-    pairs = layout.pair_mask(target.device)
-    through = a_m[:, :, None, None, None] * response.s.unsqueeze(1)
-    grad_costs = torch.where(pairs, through - lam[:, :, None, None, None] * grad_target.sum(-1).unsqueeze(1), 0.0)
-    grad_lower = torch.where(response.at_lower & real, bound, 0.0)
-    grad_upper = torch.where(response.at_upper & real, bound, 0.0)
-    return torch.where(real, grad_target, 0.0), grad_lower, grad_upper, grad_costs
-
-
-def jvp(target, lower, upper, costs, v, lam, d_target, d_lower, d_upper, d_costs, layout, cap):  # type: ignore[no-untyped-def]
-    """Push tangents of target, lower, upper and costs forward to the occupancy."""
-    problem, response, free, price, factors = _linearised(target, lower, upper, costs, v, lam, layout, cap)
-    real = layout.transition_mask(target.device)
-    shift = (lam[:, :, None, None, None] * d_costs).sum(1).unsqueeze(-1)
-    move = torch.where(response.at_lower, d_lower, torch.where(response.at_upper, d_upper, 0.0))
-    move = torch.where(real, move, 0.0)
-    d_q = curvature(response, torch.where(real, d_target - shift, 0.0))[0]
-    giving = torch.where(response.at_lower | response.at_upper, 0.0, response.p)
-    total = giving.sum(-1, keepdim=True)
-    giving = torch.where(total > 0, giving / torch.where(total > 0, total, 1.0), response.p)
-    bent = move - giving * move.sum(-1, keepdim=True) - response.p * (price * move).sum(-1, keepdim=True)
-    d_q = d_q + response.s.unsqueeze(-1) * bent
-    rhs_v, rhs_m = _constrain(problem, d_q)
-    rhs_m = rhs_m + torch.where(layout.pair_mask(target.device), d_costs * response.s.unsqueeze(1), 0.0).sum(dim=(2, 3, 4))
-    x_v, x_m = _solve_system(factors, free, rhs_v, torch.where(free, rhs_m, 0.0))
-    return torch.where(real, d_q - curvature(response, _spread_back(problem, x_v, x_m))[0], 0.0)
