@@ -70,7 +70,7 @@ class Point(NamedTuple):
         return target, torch.where(self.free | (self.p <= 0), 0.0, bound), exponent
 
     def _free(self) -> tuple[Tensor, Tensor]:
-        """p where it is free, and its sum: what gives way to a moved bound. Where nothing is free the whole row does, in proportion."""
+        """p where it is free, and its sum: what gives way to a moved bound. Where nothing is free, the whole row does."""
         free = torch.where(self.free, self.p, 0.0)
         total = free.sum(-1, keepdim=True)
         return free, torch.where(total > 0, total, 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,8 @@ from torchcmdp.projection.torch_pairs import (
 )
 
 FIXED_HALVINGS = 6
+# Rebalancings of potentials in a row before a Newton step.
+REBALANCINGS, FIXED_REBALANCINGS = 8, 1
 
 
 def solve(
@@ -53,12 +57,14 @@ def solve(
     lam = torch.zeros(batch, m, dtype=target.dtype, device=target.device)
     goal = torch.full((batch,), tolerance, dtype=target.dtype, device=target.device)
     if fixed_iterations is not None:
-        v, lam, iterations, _ = newton(problem, v, lam, goal, fixed_iterations, fixed=True)
+        iterations = torch.full((batch,), fixed_iterations, dtype=torch.int64, device=target.device)
+        v, lam, iterations, _ = newton(problem, v, lam, goal, iterations, fixed_iterations)
     else:
         keep = (~invalid).nonzero().squeeze(-1)
         iterations = torch.zeros(batch, dtype=torch.int64, device=target.device)
         plain = min(PLAIN_ITERATIONS, max_iterations)
-        v[keep], lam[keep], iterations[keep], done = newton(problem.take(keep), v[keep], lam[keep], goal[keep], plain)
+        limit = torch.full_like(keep, plain)
+        v[keep], lam[keep], iterations[keep], done = newton(problem.take(keep), v[keep], lam[keep], goal[keep], limit)
         hard = keep[~done]
         if len(hard) and max_iterations > plain:
             v[hard], lam[hard], spent = cooled(problem.take(hard), tolerance, max_iterations - plain)
@@ -76,33 +82,37 @@ def find_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, la
 
 
 def newton(
-    problem: Problem, v: Tensor, lam: Tensor, tolerance: Tensor, max_iterations: int, fixed: bool = False
+    problem: Problem, v: Tensor, lam: Tensor, tolerance: Tensor, limit: Tensor, fixed_iterations: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Minimise the dual from (v, lam); returns them with the iterations spent and whether the tolerance was met, per instance."""
-    batch = v.shape[0]
+    """Minimise the dual from (v, lam) in at most `limit` iterations, or in just so many with no host read.
+
+    Returns (v, lam), the iterations spent and whether the tolerance was met, per instance.
+    """
+    batch, fixed = v.shape[0], fixed_iterations is not None
     final_v, final_lam = v.clone(), lam.clone()
-    iterations = torch.full((batch,), max_iterations, dtype=torch.int64, device=v.device)
+    iterations = limit.clone()
     done = torch.zeros(batch, dtype=torch.bool, device=v.device)
     active = torch.arange(batch, device=v.device)
     response = evaluate(problem, v, lam, fixed)
     best = torch.full_like(tolerance, torch.inf)
     stalled = torch.zeros_like(iterations)
-    for iteration in range(max_iterations + 1):
+    for iteration in itertools.count():
         worst, relative, converged = judge(problem, response, lam, tolerance)
         if fixed:
             iterations = torch.where(converged & ~done, iteration, iterations)
             done = done | converged
-            if iteration == max_iterations:
+            if iteration == fixed_iterations:
                 return response.v, lam, iterations, done
         else:
             stalled = torch.where(worst < 0.5 * best, 0, stalled + 1)
             best = torch.minimum(best, worst)
             converged = converged | ((stalled >= 4) & (best <= ACCEPTABLE_RESIDUAL) & (relative <= SETTLED_RELATIVE))
-            if iteration == max_iterations or bool(converged.any()):
+            stop = converged | (limit[active] <= iteration)
+            if bool(stop.any()):
                 final_v[active], final_lam[active] = response.v, lam
                 iterations[active], done[active] = iteration, converged
-                keep = (~converged).nonzero().squeeze(-1)
-                if iteration == max_iterations or len(keep) == 0:
+                keep = (~stop).nonzero().squeeze(-1)
+                if len(keep) == 0:
                     break
                 active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), lam[keep]
                 tolerance, best, stalled = tolerance[keep], best[keep], stalled[keep]
@@ -128,15 +138,23 @@ def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) 
 
 
 def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> Response:
-    """Move potentials by half the log ratio of inflow and outflow where the two are far apart (see `compiled.solve.rebalance`)."""
-    inflow, outflow = flows(response)
-    both = (inflow > 0) & (outflow > 0)
-    imbalance = torch.where(both, inflow, 1.0).log() - torch.where(both, outflow, 1.0).log()
-    imbalance = torch.where(imbalance.abs() > 3, imbalance, 0.0)
-    if not fixed and not bool((imbalance != 0).any()):
-        return response
-    trial = evaluate(problem, response.v - 0.5 * imbalance, lam, fixed)
-    return trial.where(trial.value <= response.value + 1e-12 * (1 + response.value.abs()), response)
+    """Move potentials by half the log ratio of inflow and outflow where the two are far apart, a few times in a row.
+
+    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
+    """
+    for _ in range(FIXED_REBALANCINGS if fixed else REBALANCINGS):
+        inflow, outflow = flows(response)
+        both = (inflow > 0) & (outflow > 0)
+        imbalance = torch.where(both, inflow, 1.0).log() - torch.where(both, outflow, 1.0).log()
+        imbalance = torch.where(imbalance.abs() > 3, imbalance, 0.0)
+        if not fixed and not bool((imbalance != 0).any()):
+            break
+        trial = evaluate(problem, response.v - 0.5 * imbalance, lam, fixed)
+        better = (trial.value <= response.value + 1e-12 * (1 + response.value.abs())) & (imbalance != 0).flatten(1).any(1)
+        response = trial.where(better, response)
+        if not fixed and not bool(better.any()):
+            break
+    return response
 
 
 def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> tuple[Response, Tensor]:
@@ -182,7 +200,8 @@ def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Ten
     while True:
         last = bool((temperature <= 1).all())
         goal = torch.full_like(temperature, tolerance if last else 1e-3)
-        v, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, max_iterations if last else 30)
+        left = max_iterations - used
+        v, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, left if last else left.clamp_max(30))
         used += spent
         if last:
             return v, lam, used
