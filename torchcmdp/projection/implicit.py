@@ -18,6 +18,7 @@ from torch.autograd import Function
 
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
+from torchcmdp.projection.compiled.solve import ACCEPTABLE_RESIDUAL
 from torchcmdp.projection.torch_pairs import Response, evaluate, factor, hessian, make_problem, next_potentials
 
 # A direction of the multipliers along which the Hessian is below this part of its diagonal does not change the solution.
@@ -31,6 +32,7 @@ class How(NamedTuple):
 
     layout: Layout
     cap: float
+    shared: bool  # the cap is on the sum of the multipliers, each in units of its largest cost, and not on each of them
     system: Callable[..., tuple[Response, Callable[[Tensor], Tensor]]]
 
 
@@ -182,11 +184,20 @@ def linearise(theta: tuple[Tensor, ...], duals: Duals, how: How) -> Point:
     price = torch.where(held & mass, torch.where(mass, p, 1.0).log() - z - response.t.unsqueeze(-1), 0.0)
     active = (mass & ~held, response.at_lower & mass, response.at_upper & mass)
     point = Point(how.layout, costs, multipliers, p, response.s, price, *active, lambda rhs: rhs)
-    return point._replace(solve=_newton_system(point, (multipliers > 0) & (multipliers < how.cap), solve_potentials))
+    if not how.shared:
+        moving, level = (multipliers > 0) & (multipliers < how.cap), torch.zeros_like(multipliers)
+    else:
+        # where the largest violation is positive the cap is used up, and what one multiplier gains another one loses
+        scale = costs.flatten(2).abs().amax(2)
+        violated = ((costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4)) > ACCEPTABLE_RESIDUAL * scale).any(1, keepdim=True)
+        moving, level = multipliers > 0, torch.where(violated, scale, 0.0)
+    return point._replace(solve=_newton_system(point, moving, level, solve_potentials))
 
 
-def _newton_system(point: Point, moving: Tensor, solve_potentials: Callable[[Tensor], Tensor]) -> Callable[[Duals], Duals]:
-    """Solves with the dual's Hessian over the potentials and the multipliers that can move, the potentials eliminated first.
+def _newton_system(
+    point: Point, moving: Tensor, level: Tensor, solve_potentials: Callable[[Tensor], Tensor]
+) -> Callable[[Duals], Duals]:
+    """Solves with the dual's Hessian over the potentials and the multipliers that can move at level . move = 0.
 
     Directions in which the multipliers do not matter (constraints that repeat, or oppose, or hold whatever one does) stay put.
     """
@@ -200,7 +211,9 @@ def _newton_system(point: Point, moving: Tensor, solve_potentials: Callable[[Ten
     own = corner.diagonal(dim1=-2, dim2=-1)
     root = torch.where(moving & (own > 1e-250), own.clamp_min(1e-250).rsqrt(), 0.0)
     schur = root.unsqueeze(-1) * (corner - border.flatten(2) @ inner.flatten(2).mT) * root.unsqueeze(-2)
-    values, vectors = torch.linalg.eigh(0.5 * (schur + schur.mT))
+    normal = torch.nn.functional.normalize(root * level, dim=1).unsqueeze(-1)
+    within = torch.eye(normal.shape[1], dtype=normal.dtype, device=normal.device) - normal @ normal.mT
+    values, vectors = torch.linalg.eigh(within @ (0.5 * (schur + schur.mT)) @ within)
     inverse = torch.where(values > DEPENDENT, 1 / values.clamp_min(DEPENDENT), 0.0)
 
     def solve(rhs: Duals) -> Duals:

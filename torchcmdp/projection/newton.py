@@ -137,7 +137,7 @@ class _Projection(torch.autograd.Function):
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
         compiled = options.compiled(theta[0].device)
-        ctx.how = implicit.How(layout, options.cap, _compiled_system if compiled else implicit.torch_system)
+        ctx.how = implicit.How(layout, options.cap, False, _compiled_system if compiled else implicit.torch_system)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
