@@ -139,7 +139,8 @@ def pull_theta(
 
         def refine(rhs: Duals) -> Duals:
             """Hessian^-1 rhs, with the derivative of the Hessian by one step of iterative refinement."""
-            found = tuple(part.detach() for part in solve(rhs))
+            guess = solve(rhs)
+            found = guess[0].detach(), guess[1].detach()
             back = there.constrain(there.s.unsqueeze(-1) * there.p * _along(there, found))
             more = solve((rhs[0] - back[0], rhs[1] - back[1]))
             return found[0] + more[0], found[1] + more[1]
@@ -227,7 +228,8 @@ def _newton_system(
 
 def torch_system(theta: tuple[Tensor, ...], duals: Duals, layout: Layout) -> tuple[Response, Callable[[Tensor], Tensor]]:
     """The pairs' responses, and a solve with the Hessian of the potentials for columns `(B x C x L x S)`, on any device."""
-    problem = make_problem(layout, *theta, cap=math.inf)
+    target, lower, upper, costs = theta
+    problem = make_problem(layout, target, lower, upper, costs, cap=math.inf)
     # no host read keeps the derivative usable in fixed-iteration mode
     response = evaluate(problem, *duals, fixed=True)
     cholesky, scale, _, _ = factor(*hessian(problem, response))
@@ -337,4 +339,4 @@ def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 
 for _function in (Push, Pull, Second):
-    _function.vmap = staticmethod(vmapped(_function))  # type: ignore[attr-defined]
+    _function.vmap = staticmethod(vmapped(_function))  # type: ignore[method-assign]

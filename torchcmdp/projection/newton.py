@@ -158,7 +158,7 @@ class _Projection(torch.autograd.Function):
         return occupancy * log_tangent, log_tangent, None, None, None, None, None, None
 
 
-_Projection.vmap = staticmethod(implicit.vmapped(_Projection))  # type: ignore[attr-defined]
+_Projection.vmap = staticmethod(implicit.vmapped(_Projection))  # type: ignore[method-assign]
 
 
 @lru_cache(maxsize=256)

@@ -84,8 +84,7 @@ def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, T
     psi = t.clone()
     rows = (torch.maximum(lower - p, p - upper).amax(-1) > 0).flatten().nonzero().squeeze(-1)
     if len(rows):
-        inner = (tensor.flatten(0, -2)[rows] for tensor in (z, lower, upper))
-        found = fix_variables(*inner, fixed)
+        found = fix_variables(z.flatten(0, -2)[rows], lower.flatten(0, -2)[rows], upper.flatten(0, -2)[rows], fixed)
         for whole, part in zip((p, *held), found[:3], strict=True):
             whole.view(-1, z.shape[-1])[rows] = part
         psi.view(-1)[rows], t.view(-1)[rows] = found[3:]
