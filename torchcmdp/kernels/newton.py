@@ -9,18 +9,11 @@ import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
 from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, LONGEST_MOVE, RELATIVE_TOLERANCE, SETTLED_RELATIVE
 from torchcmdp.kernels.linalg import System, assemble_border, empty_system, prepare, schur, solve
 from torchcmdp.kernels.pairs import Problem, Response, empty_response, evaluate, weigh
 from torchcmdp.kernels.quadratic import Small, empty_small, quadratic
 
-# A potential moves by at most this in one step: larger moves overflow, much smaller ones stall when multipliers must grow.
-LONGEST_MOVE = 100.0
-# Flow is conserved to this part of a state's own throughput, so that the policy is right in states that are almost never reached.
-RELATIVE_TOLERANCE = 1e-7
-# ... and to this where rounding stops the iteration early.
-SETTLED_RELATIVE = 1e-4
-# What still counts as solved when rounding stops the iteration before the requested tolerance.
-ACCEPTABLE_RESIDUAL, ACCEPTABLE_GAP = 1e-9, 1e-8
 # An iteration rebalances flows at most this often, and halves its step at most this often.
 MOST_REBALANCED, MOST_HALVED = 8, 35
 

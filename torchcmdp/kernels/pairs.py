@@ -42,8 +42,8 @@ class Response(NamedTuple):
         clipped: `(P)`, whether a pair meets a bound.
         s: `(P)`, occupancy of the pairs, one in sum over every layer.
         exponent, penalty: `(P)`, work space.
-        t: `(P)`, ln p - z of the free entries of a clipped pair; log_p: `(E)`, ln p of its others, with `known` `(E)` the code
-            that it is known for.
+        t: `(P)`, ln p - z of the free entries of a clipped pair, psi if there are none.
+        log_p: `(E)`, ln p of its other entries, for the code in `known` `(E)`.
         growth: `(n + 1)`, exp(potential - largest of the layer), one at the terminal state.
         inflow, outflow: `(n + 1)`.
     """
@@ -206,7 +206,7 @@ def fix(start, stop, lower, upper, to_lower, to_upper, p, code):
 
 @compiled
 def clipped_value(start, stop, problem, v, successor, t, response):
-    """psi = sum p (ln p - z), where ln p - z = t for free entries. Logarithms of the bounds are kept from one call to the next."""
+    """psi = sum p (ln p - z), where ln p - z = t for free entries, and their mass. Logarithms of the bounds are kept."""
     target, p, code, known, log_p = problem.target, response.p, response.code, response.known, response.log_p
     psi = 0.0
     free = 0.0
@@ -218,7 +218,7 @@ def clipped_value(start, stop, problem, v, successor, t, response):
                 known[e] = code[e]
                 log_p[e] = math.log(p[e])
             psi += p[e] * (log_p[e] - target[e] - v[successor[e]])
-    return psi + free * t
+    return psi + free * t, free
 
 
 @compiled
@@ -264,9 +264,10 @@ def respond(pair, start, stop, shift, problem, top, v, successor, response):
         t = math.log(scale / total) - log_base
     elif scale < 0.0:
         t = respond_steep(start, stop, problem, v, successor, p, response.code)
+    psi, free = clipped_value(start, stop, problem, v, successor, t, response)
     response.clipped[pair] = True
-    response.t[pair] = t
-    return -clipped_value(start, stop, problem, v, successor, t, response), 1.0
+    response.t[pair] = t if free > 0.0 else psi
+    return -psi, 1.0
 
 
 @compiled
