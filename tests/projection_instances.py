@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from torchcmdp.layout import Layout
 from torchcmdp.projection import ProjectionResult, project
+from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.safe_set import SafeSet
 
 
@@ -138,7 +139,7 @@ def _constraints(q: list[list[cp.Expression]], safe_set: SafeSet) -> list[cp.Con
 
 
 def clarabel_projection(loss: Tensor, reference: Tensor, safe_set: SafeSet, eta: float, cap: float) -> Tensor:
-    """The elastic projection of one instance by Clarabel through cvxpy, with slack variables at price `cap`."""
+    """The elastic projection of one instance by Clarabel through cvxpy, with the largest violation at price `cap`."""
     layout, m = safe_set.layout, safe_set.constraints
     q = [
         [cp.Variable((layout.actions, layout.widths[k + 1]), nonneg=True) for _ in range(n)]
@@ -154,9 +155,9 @@ def clarabel_projection(loss: Tensor, reference: Tensor, safe_set: SafeSet, eta:
                 used[i] = used[i] + cp.sum(cp.multiply(safe_set.costs[i, k, x, :, None].numpy(), q[k][x]))
     rows = _constraints(q, safe_set)
     if m:
-        slack = cp.Variable(m, nonneg=True)
-        objective += cap * cp.sum(slack)
-        rows += [used[i] <= slack[i] for i in range(m)]
+        slack = cp.Variable(nonneg=True)
+        objective += cap * slack
+        rows += [used[i] / scale <= slack for i, scale in enumerate(units(safe_set.costs[None])[0].tolist())]
     tight = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "max_iter": 500}
     cp.Problem(cp.Minimize(objective), rows).solve(solver=cp.CLARABEL, **tight)
     out = torch.zeros(layout.transition_shape, dtype=torch.float64)
@@ -166,8 +167,8 @@ def clarabel_projection(loss: Tensor, reference: Tensor, safe_set: SafeSet, eta:
     return out
 
 
-def least_total_violation(safe_set: SafeSet) -> float:
-    """min over the transition set of sum_i [<costs_i, q>]^+, by HiGHS."""
+def least_largest_violation(safe_set: SafeSet) -> float:
+    """min over the transition set of max_i [<costs_i, q>]^+, each in its unit, by HiGHS."""
     layout, m = safe_set.layout, safe_set.constraints
     q = [
         [cp.Variable((layout.actions, layout.widths[k + 1]), nonneg=True) for _ in range(n)]
@@ -181,6 +182,8 @@ def least_total_violation(safe_set: SafeSet) -> float:
         )
         for i in range(m)
     ]
-    slack = cp.Variable(m, nonneg=True)
-    problem = cp.Problem(cp.Minimize(cp.sum(slack)), [*_constraints(q, safe_set), *(used[i] <= slack[i] for i in range(m))])
-    return float(problem.solve(solver=cp.SCIPY, scipy_options={"method": "highs"}))
+    slack = cp.Variable(nonneg=True)
+    rows = [used[i] / scale <= slack for i, scale in enumerate(units(safe_set.costs[None])[0].tolist())]
+    problem = cp.Problem(cp.Minimize(slack), [*_constraints(q, safe_set), *rows])
+    tight = {"method": "highs", "primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    return float(problem.solve(solver=cp.SCIPY, scipy_options=tight))

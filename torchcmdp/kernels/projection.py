@@ -10,7 +10,7 @@ import numpy as np
 from torchcmdp.kernels.cpu import compiled, entry
 from torchcmdp.kernels.emptiness import least_violation
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.limits import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, PLAIN_ITERATIONS
+from torchcmdp.kernels.limits import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, CERTAIN, HIGHEST_CAP, PLAIN_ITERATIONS
 from torchcmdp.kernels.newton import cooled_newton, full, newton, workspace
 from torchcmdp.kernels.pairs import FREE, Problem, weigh
 from torchcmdp.kernels.threads import over_batch
@@ -19,11 +19,6 @@ from torchcmdp.status import Status
 SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = (
     int(status) for status in (Status.SOLVED, Status.ELASTIC, Status.MAX_ITERATIONS, Status.INVALID)
 )
-
-# A safe set is empty if every occupancy violates some constraint by more than this, in parts of its largest cost ...
-CERTAIN = 1e-12
-# ... and where neither that nor a solution is found, the cap on the multipliers is raised up to this.
-HIGHEST_CAP = 1e8
 
 
 class Limits(NamedTuple):
@@ -57,12 +52,17 @@ def is_valid(geometry, target, lower, upper, costs):
 
 @compiled
 def normalise(costs, scaled, scale):
-    """scaled <- each constraint divided by its largest cost, so that tolerances mean the same whatever its unit."""
+    """scaled <- each constraint in units of its largest cost, rounded up to a power of two.
+
+    Tolerances and penalties then mean the same whatever unit the costs came in, and a power of two is constant near almost all
+    costs: derivatives need not know of it.
+    """
     for i in range(costs.shape[0]):
         largest = 0.0
         for pair in range(costs.shape[1]):
             largest = max(largest, abs(costs[i, pair]))
-        scale[i] = largest if largest > 0.0 else 1.0
+        mantissa, exponent = math.frexp(largest)
+        scale[i] = math.ldexp(1.0, exponent - (1 if mantissa == 0.5 else 0)) if largest > 0.0 else 1.0
         for pair in range(costs.shape[1]):
             scaled[i, pair] = costs[i, pair] / scale[i]
 
@@ -159,7 +159,7 @@ def solve(geometry, problem, cap, limits, warm, work, occupancy, log_occupancy):
 def project_one(geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers):
     """The projection of exp(target) in KL divergence; where the safe set is empty, with the penalty cap * largest violation.
 
-    A violation is measured in parts of the largest cost of its constraint, which makes the answer the same in every unit.
+    A violation counts in units of its constraint (see `normalise`), and so does the cap.
 
     Args:
         target, lower, upper: `(E)`.

@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torchcmdp.errors import InvalidInput
 from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL
 from torchcmdp.layout import Layout
+from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.projection.torch_pairs import Response, evaluate, factor, hessian, make_problem, next_potentials
 
 # A direction of the multipliers along which the Hessian is below this part of its diagonal does not change the solution.
@@ -31,8 +32,6 @@ class How(NamedTuple):
     """Which problem, and who answers its pairs and solves its Newton system: `torch_system`, or one with the same signature."""
 
     layout: Layout
-    cap: float
-    shared: bool  # the cap is on the sum of the multipliers, each in units of its largest cost, and not on each of them
     system: Callable[..., tuple[Response, Callable[[Tensor], Tensor]]]
 
 
@@ -185,13 +184,10 @@ def linearise(theta: tuple[Tensor, ...], duals: Duals, how: How) -> Point:
     price = torch.where(held & mass, torch.where(mass, p, 1.0).log() - z - response.t.unsqueeze(-1), 0.0)
     active = (mass & ~held, response.at_lower & mass, response.at_upper & mass)
     point = Point(how.layout, costs, multipliers, p, response.s, price, *active, lambda rhs: rhs)
-    if not how.shared:
-        moving, level = (multipliers > 0) & (multipliers < how.cap), torch.zeros_like(multipliers)
-    else:
-        # where the largest violation is positive the cap is used up, and what one multiplier gains another one loses
-        scale = costs.flatten(2).abs().amax(2)
-        violated = ((costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4)) > ACCEPTABLE_RESIDUAL * scale).any(1, keepdim=True)
-        moving, level = multipliers > 0, torch.where(violated, scale, 0.0)
+    # where the largest violation is positive the cap is used up, and what one multiplier gains another one loses
+    scale = units(costs)
+    violated = ((costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4)) > ACCEPTABLE_RESIDUAL * scale).any(1, keepdim=True)
+    moving, level = multipliers > 0, torch.where(violated, scale, 0.0)
     return point._replace(solve=_newton_system(point, moving, level, solve_potentials))
 
 

@@ -26,7 +26,8 @@ class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
     """Newton's method on the duals.
 
     Attributes:
-        multiplier_cap: Largest safety multiplier; the exact penalty per unit of violation where the safe set is empty.
+        multiplier_cap: Where the safe set is empty, the exact penalty per unit of the largest violation, which the multipliers
+            share. Constraints count in units of their largest cost, rounded up to a power of two.
         tolerance: Largest flow and safety residual at which an instance is done.
         max_iterations, backend, fixed_iterations: As in `IterativeSolver`.
     """
@@ -108,7 +109,7 @@ class _Projection(torch.autograd.Function):
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
         compiled = options.compiled(theta[0].device)
-        ctx.how = implicit.How(layout, options.multiplier_cap, compiled, _compiled_system if compiled else implicit.torch_system)
+        ctx.how = implicit.How(layout, _compiled_system if compiled else implicit.torch_system)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

@@ -92,7 +92,7 @@ def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, T
 
 
 def fix_variables(z: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """p, at_lower, at_upper, psi and t of pairs `(... x S)` by variable fixing (see `compiled.pairs.respond_clipped`).
+    """p, at_lower, at_upper, psi and t of pairs `(... x S)` by variable fixing (see `kernels.pairs.respond_steep`).
 
     The successors come first inside: sums over a short last axis are slow.
     """
@@ -194,51 +194,3 @@ def factor(matrix: Tensor, border: Tensor, corner: Tensor) -> tuple[Tensor, Tens
     own = corner.diagonal(dim1=-2, dim2=-1)
     ridge = 1e-13 * own + 1e-250 - schur.diagonal(dim1=-2, dim2=-1).clamp_max(0)
     return cholesky, scale, reduced, schur + torch.diag_embed(ridge)
-
-
-def masked_solve(matrix: Tensor, free: Tensor, rhs: Tensor) -> Tensor:
-    """matrix[free, free]^-1 rhs on the free entries and zero on the others, for `(B x m x m)`, `(B x m)`."""
-    if rhs.shape[-1] == 0:
-        return rhs
-    root = torch.where(free, matrix.diagonal(dim1=-2, dim2=-1).rsqrt(), 0.0)
-    scaled = matrix * root.unsqueeze(-1) * root.unsqueeze(-2)
-    scaled = scaled + torch.diag_embed(torch.where(free, 1e-14, 1.0).to(matrix.dtype))
-    cholesky, failed = torch.linalg.cholesky_ex(scaled)
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    cholesky = torch.where((failed > 0)[:, None, None], identity, cholesky)
-    return root * torch.cholesky_solve((root * rhs).unsqueeze(-1), cholesky).squeeze(-1)
-
-
-def box_quadratic(matrix: Tensor, linear: Tensor, low: Tensor, high: Tensor, fixed: bool) -> Tensor:
-    """argmin 1/2 d'Md + linear'd over low <= d <= high, by the active-set method of `compiled.linalg.box_quadratic`: `(B x m)`."""
-    m = linear.shape[-1]
-    d = torch.zeros_like(linear)
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    for _ in range(1 if m == 1 else 2):
-        for i in range(m):
-            slope = (matrix[:, i] * d).sum(-1) + linear[:, i]
-            moved = torch.minimum(torch.maximum(d[:, i] - slope / diagonal[:, i], low[:, i]), high[:, i])
-            d = torch.where(torch.arange(m, device=d.device) == i, moved.unsqueeze(-1), d)
-    if m < 2:
-        return d
-    free = (d > low) & (d < high)
-    index = torch.arange(m, device=d.device)
-    for _ in range(8 * m if fixed else 50 + 10 * m):
-        slope = (matrix @ d.unsqueeze(-1)).squeeze(-1) + linear
-        step = masked_solve(matrix, free, -slope)
-        room = torch.where(step > 0, high - d, low - d) / torch.where(step == 0, 1.0, step)
-        room = torch.where(free & (step != 0), room, torch.inf)
-        scale, blocking = room.min(-1, keepdim=True)
-        blocked = scale < 1
-        d = torch.clamp(d + scale.clamp_max(1) * step, low, high)
-        hit = blocked & (index == blocking)
-        d = torch.where(hit, torch.where(step > 0, high, low), d)
-        free = free & ~hit
-        slope = (matrix @ d.unsqueeze(-1)).squeeze(-1) + linear
-        wrong = torch.where(d <= low, -slope, slope)
-        wrong = torch.where(~free & (high > low) & (wrong > 1e-13 * linear.abs()), wrong, 0.0)
-        worst, release = wrong.max(-1, keepdim=True)
-        free = free | (~blocked & (worst > 0) & (index == release))
-        if not fixed and not bool((blocked | (worst > 0)).any()):
-            break
-    return d
