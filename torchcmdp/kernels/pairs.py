@@ -121,10 +121,10 @@ def clip(start, stop, lower, upper, p, code):
             inside = (share >= lower[e]) & (share <= upper[e])
             free += p[e] if inside else 0.0
             fixed += 0.0 if inside else min(max(share, lower[e]), upper[e])
-        if free < FAINT:
-            if abs(1.0 - fixed) > ROUNDING:
-                return -1.0
+        if free == 0.0 and abs(1.0 - fixed) <= 10.0 * ROUNDING:
             break
+        if free < FAINT:
+            return -1.0
         last = scale
         scale = (1.0 - fixed) / free
         if abs(scale - last) <= ROUNDING * scale:
@@ -137,7 +137,7 @@ def clip(start, stop, lower, upper, p, code):
         share = scale * p[e]
         p[e] = min(max(share, lower[e]), upper[e])
         code[e] = AT_LOWER if share < lower[e] else (AT_UPPER if share > upper[e] else FREE)
-    return scale if free >= FAINT else 0.0
+    return scale if free > 0.0 else 0.0
 
 
 @compiled

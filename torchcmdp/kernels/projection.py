@@ -20,6 +20,8 @@ SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = (
     int(status) for status in (Status.SOLVED, Status.ELASTIC, Status.MAX_ITERATIONS, Status.INVALID)
 )
 
+ROOT_HALF = math.sqrt(0.5)
+
 
 class Limits(NamedTuple):
     """When to stop: see `Newton`."""
@@ -52,7 +54,7 @@ def is_valid(geometry, target, lower, upper, costs):
 
 @compiled
 def normalise(costs, scaled, scale):
-    """scaled <- each constraint in units of its largest cost, rounded up to a power of two.
+    """scaled <- each constraint in units of its largest cost, rounded to a power of two.
 
     Tolerances and penalties then mean the same whatever unit the costs came in, and a power of two is constant near almost all
     costs: derivatives need not know of it.
@@ -62,7 +64,7 @@ def normalise(costs, scaled, scale):
         for pair in range(costs.shape[1]):
             largest = max(largest, abs(costs[i, pair]))
         mantissa, exponent = math.frexp(largest)
-        scale[i] = math.ldexp(1.0, exponent - (1 if mantissa == 0.5 else 0)) if largest > 0.0 else 1.0
+        scale[i] = math.ldexp(1.0, exponent if mantissa > ROOT_HALF else exponent - 1) if largest > 0.0 else 1.0
         for pair in range(costs.shape[1]):
             scaled[i, pair] = costs[i, pair] / scale[i]
 

@@ -27,7 +27,7 @@ class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
 
     Attributes:
         multiplier_cap: Where the safe set is empty, the exact penalty per unit of the largest violation, which the multipliers
-            share. Constraints count in units of their largest cost, rounded up to a power of two.
+            share. Constraints count in units of their largest cost, rounded to a power of two.
         tolerance: Largest flow and safety residual at which an instance is done.
         max_iterations, backend, fixed_iterations: As in `IterativeSolver`.
     """

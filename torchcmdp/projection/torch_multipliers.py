@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from torchcmdp.projection.torch_pairs import Problem
 
 
 def units(costs: Tensor) -> Tensor:
-    """The unit each constraint is measured in: its largest cost, rounded up to a power of two, `(B x m)`.
+    """The unit each constraint is measured in: its largest cost, rounded to a power of two, `(B x m)`.
 
     Tolerances and penalties then mean the same whatever unit the costs came in, and a power of two is constant near almost all
     costs: derivatives need not know of it.
@@ -18,7 +20,7 @@ def units(costs: Tensor) -> Tensor:
         return costs.new_zeros(costs.shape[:2])
     largest = costs.detach().abs().flatten(2).amax(2)
     mantissa, exponent = torch.frexp(torch.where((largest > 0) & (largest < torch.inf), largest, 1.0))
-    return torch.ldexp(torch.ones_like(largest), exponent - (mantissa == 0.5).to(exponent.dtype))
+    return torch.ldexp(torch.ones_like(largest), exponent - (mantissa <= math.sqrt(0.5)).to(exponent.dtype))
 
 
 def masked_solve(matrix: Tensor, free: Tensor, rhs: Tensor) -> Tensor:
@@ -73,6 +75,7 @@ def quadratic(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, fixed: 
     index = torch.arange(m, device=d.device)
     free, full = d > low, room - d.sum(-1) <= 1e-15 * room
     noise = 1e-13 * linear.abs().amax(-1)
+    done = torch.zeros_like(full)  # so that what an instance's neighbours still need does not touch it
     for _ in range(8 * m if fixed else 50 + 10 * m):
         slope = (matrix @ d.unsqueeze(-1)).squeeze(-1) + linear
         step, mu = face_step(matrix, slope, free, full)
@@ -82,8 +85,8 @@ def quadratic(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, fixed: 
         rise = torch.where(~full & (grown > 0), (room - d.sum(-1)).clamp_min(0) / torch.where(grown > 0, grown, 1.0), torch.inf)
         filled = (rise < 1) & (rise < scale)
         hit = ((scale < 1) & ~filled).unsqueeze(-1) & (index == blocking.unsqueeze(-1))
-        d = torch.maximum(d + torch.minimum(torch.minimum(scale, rise), torch.ones_like(rise)).unsqueeze(-1) * step, low)
-        d = torch.where(hit, low, d)
+        moved = torch.maximum(d + torch.minimum(torch.minimum(scale, rise), torch.ones_like(rise)).unsqueeze(-1) * step, low)
+        d = torch.where(done.unsqueeze(-1), d, torch.where(hit, low, moved))
         free, full = free & ~hit, full | filled
         blocked = filled | hit.any(-1)
         slope = (matrix @ d.unsqueeze(-1)).squeeze(-1) + linear
@@ -91,7 +94,8 @@ def quadratic(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, fixed: 
         loosen = ~blocked & full & (-mu > torch.maximum(worst, noise))
         open_up = ~blocked & ~loosen & (worst > noise)
         full, free = full & ~loosen, free | (open_up.unsqueeze(-1) & (index == release.unsqueeze(-1)))
-        if not fixed and not bool((blocked | loosen | open_up).any()):
+        done = done | ~(blocked | loosen | open_up)
+        if not fixed and bool(done.all()):
             break
     return d
 
