@@ -6,8 +6,11 @@ import cvxpy as cp
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchcmdp.layout import Layout
+from torchcmdp.projection import ProjectionResult, project
+from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.safe_set import SafeSet
 
 
@@ -68,6 +71,49 @@ def wild_instances(seed: int, batch: int) -> tuple[Tensor, SafeSet]:
     return tensors[0], SafeSet(layout, *tensors[1:])
 
 
+def wild_units(seed: int, batch: int) -> tuple[Tensor, SafeSet]:
+    """`wild_instances` with costs of every unit from 1e-12 to 1e6, references to 1e-300 and losses to 1e4."""
+    log_reference, safe_set = wild_instances(seed, batch)
+    rng = np.random.default_rng(seed)
+    unit = 10.0 ** torch.from_numpy(rng.uniform(-12, 6, size=(batch, safe_set.constraints, 1, 1, 1)))
+    loss = torch.from_numpy(10.0 ** rng.uniform(-2, 4, size=(batch, 1, 1, 1, 1)) * rng.uniform(size=(*log_reference.shape[:-1], 1)))
+    rare = torch.from_numpy(rng.uniform(size=log_reference.shape) < 0.1)
+    wild = torch.where(rare, -690.0, log_reference) - loss * (seed % 2)
+    return wild, SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs * unit)
+
+
+def derivatives_disagree(seed: int, batch: int, backend: str = "compiled") -> int:
+    """How many of `batch` wild instances have a derivative that is not finite, or that differs between the two modes."""
+    log_reference, safe_set = wild_units(seed, batch)
+    layout, rng = safe_set.layout, torch.Generator().manual_seed(seed)
+    real = layout.transition_mask()
+    primals = (log_reference.clamp_min(-700), safe_set.lower, safe_set.upper, safe_set.costs)
+    zero = torch.zeros(layout.pair_shape, dtype=torch.float64)
+
+    def function(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> ProjectionResult:
+        return project(zero, None, SafeSet(layout, lower, upper, costs), 1.0, log_reference=target, backend=backend)
+
+    leaves = [x.clone().requires_grad_() for x in primals]
+    result = function(*leaves)
+    outputs = (result.occupancy, result.log_occupancy)
+    # a tangent of a bound or a cost is in units of that bound or cost
+    tangents = [torch.randn(x.shape, generator=rng, dtype=torch.float64) * (x.abs() if i else real) for i, x in enumerate(primals)]
+    cotangents = [torch.randn(x.shape, generator=rng, dtype=torch.float64) * (x.detach() > -torch.inf) * real for x in outputs]
+    pulled = torch.autograd.grad(outputs, leaves, cotangents)
+    with forward_ad.dual_level():
+        duals = (forward_ad.make_dual(x, d) for x, d in zip(primals, tangents, strict=True))
+        moved = function(*duals)
+        pushed = [forward_ad.unpack_dual(x).tangent for x in (moved.occupancy, moved.log_occupancy)]
+    forward = [(c * d).flatten(1) for c, d in zip(cotangents, pushed, strict=True)]
+    reverse = [(g * d).flatten(1) for g, d in zip(pulled, tangents, strict=True)]
+    size = sum(part.abs().sum(1) for part in (*forward, *reverse))
+    error = sum(part.sum(1) for part in forward) - sum(part.sum(1) for part in reverse)
+    # where a policy is pinned to one action, both are what rounding leaves of a multiplier times a moved cost
+    priced = (result.multipliers[:, :, None, None, None] * tangents[3]).flatten(1).abs().sum(1)
+    rounding = 1e-13 * (1 + priced) * sum(c.flatten(1).abs().sum(1) for c in cotangents)
+    return int((~(error.abs() <= 1e-6 * size + rounding)).sum())
+
+
 def one(safe_set: SafeSet, j: int) -> SafeSet:
     """Instance j of a flat batch."""
     return SafeSet(safe_set.layout, safe_set.lower[j], safe_set.upper[j], safe_set.costs[j])
@@ -93,7 +139,7 @@ def _constraints(q: list[list[cp.Expression]], safe_set: SafeSet) -> list[cp.Con
 
 
 def clarabel_projection(loss: Tensor, reference: Tensor, safe_set: SafeSet, eta: float, cap: float) -> Tensor:
-    """The elastic projection of one instance by Clarabel through cvxpy, with slack variables at price `cap`."""
+    """The elastic projection of one instance by Clarabel through cvxpy, with the largest violation at price `cap`."""
     layout, m = safe_set.layout, safe_set.constraints
     q = [
         [cp.Variable((layout.actions, layout.widths[k + 1]), nonneg=True) for _ in range(n)]
@@ -109,9 +155,9 @@ def clarabel_projection(loss: Tensor, reference: Tensor, safe_set: SafeSet, eta:
                 used[i] = used[i] + cp.sum(cp.multiply(safe_set.costs[i, k, x, :, None].numpy(), q[k][x]))
     rows = _constraints(q, safe_set)
     if m:
-        slack = cp.Variable(m, nonneg=True)
-        objective += cap * cp.sum(slack)
-        rows += [used[i] <= slack[i] for i in range(m)]
+        slack = cp.Variable(nonneg=True)
+        objective += cap * slack
+        rows += [used[i] / scale <= slack for i, scale in enumerate(units(safe_set.costs[None])[0].tolist())]
     tight = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "max_iter": 500}
     cp.Problem(cp.Minimize(objective), rows).solve(solver=cp.CLARABEL, **tight)
     out = torch.zeros(layout.transition_shape, dtype=torch.float64)
@@ -121,8 +167,8 @@ def clarabel_projection(loss: Tensor, reference: Tensor, safe_set: SafeSet, eta:
     return out
 
 
-def least_total_violation(safe_set: SafeSet) -> float:
-    """min over the transition set of sum_i [<costs_i, q>]^+, by HiGHS."""
+def least_largest_violation(safe_set: SafeSet) -> float:
+    """min over the transition set of max_i [<costs_i, q>]^+, each in its unit, by HiGHS."""
     layout, m = safe_set.layout, safe_set.constraints
     q = [
         [cp.Variable((layout.actions, layout.widths[k + 1]), nonneg=True) for _ in range(n)]
@@ -136,6 +182,8 @@ def least_total_violation(safe_set: SafeSet) -> float:
         )
         for i in range(m)
     ]
-    slack = cp.Variable(m, nonneg=True)
-    problem = cp.Problem(cp.Minimize(cp.sum(slack)), [*_constraints(q, safe_set), *(used[i] <= slack[i] for i in range(m))])
-    return float(problem.solve(solver=cp.SCIPY, scipy_options={"method": "highs"}))
+    slack = cp.Variable(nonneg=True)
+    rows = [used[i] / scale <= slack for i, scale in enumerate(units(safe_set.costs[None])[0].tolist())]
+    problem = cp.Problem(cp.Minimize(slack), [*_constraints(q, safe_set), *rows])
+    tight = {"method": "highs", "primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    return float(problem.solve(solver=cp.SCIPY, scipy_options=tight))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.projection_instances import wild_instances
 from torchcmdp.occupancy import flow_residual, interval_residual
 from torchcmdp.projection import DEFAULT_CAP, Newton, project
+from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.status import ELASTIC, SOLVED
 
 EXAMPLES, BATCH = 1000, 20
@@ -22,15 +23,15 @@ def test_every_instance_is_solved_or_rightly_named(seed: int) -> None:
     result = project(loss, None, safe_set, 1.0, log_reference=log_reference, solver=Newton(backend="compiled"))
     q = result.occupancy
     assert q.isfinite().all() and not result.log_occupancy.isnan().any()
-    used = (safe_set.costs * q.sum(-1).unsqueeze(1)).sum(dim=(2, 3, 4))
+    used = (safe_set.costs * q.sum(-1).unsqueeze(1)).sum(dim=(2, 3, 4)) / units(safe_set.costs)
     violation = torch.cat([used, torch.zeros(BATCH, 1)], 1).amax(1)
     assert flow_residual(q).max() <= 1e-9
     assert interval_residual(q, safe_set.lower, safe_set.upper).max() <= 1e-9
     solved, elastic = result.status == SOLVED, result.status == ELASTIC
     assert (violation[solved] <= 1e-9).all()
     assert (result.gap[solved].abs() <= 1e-8).all()
-    # where m multipliers are at the cap, the gap is a difference of numbers as large as the dual value
+    # where the multipliers are at the cap, the gap is a difference of numbers as large as the dual value
     assert (result.gap.abs() <= 1e-8 * (1 + result.potentials[:, 0, 0].abs())).all()
-    capped = (result.multipliers >= DEFAULT_CAP).any(1)
+    capped = (result.multipliers * units(safe_set.costs)).sum(1) >= DEFAULT_CAP * (1 - 1e-9)
     assert (capped & (violation > 1e-9))[elastic].all()
     assert (solved | elastic).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +16,7 @@ from torchcmdp.errors import InvalidInput, TorchCMDPError, choice
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import flow_residual, interval_residual, occupancy_of, uniform_policy
 from torchcmdp.projection.problem import DEFAULT_CAP, LOG_FLOOR, ProjectionResult, ProjectionSolver, target_fault
+from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.safe_set import SafeSet, faults, flattened, refuse
 from torchcmdp.status import ELASTIC, MAX_ITERATIONS, SOLVED
 
@@ -84,7 +85,7 @@ class Cvxpy(ProjectionSolver):
             object.__setattr__(self, "solver", choice("solver", str(self.solver).upper(), SOLVERS))
 
     def solve(self, objective: Tensor, safe_set: SafeSet) -> ProjectionResult:
-        """Minimise `sum q ln q - q - <objective, q> + multiplier_cap * sum_i [<costs_i, q>]_+`; below -700 is read as -700."""
+        """Minimise `sum q ln q - q - <objective, q> + multiplier_cap * max_i [<costs_i, q>]_+`; below -700 is read as -700."""
         name = self.solver or ("MOREAU" if _installed("moreau") else "DIFFCP")
         args, cap, layout = merge_args(name, self.solver_args), self.multiplier_cap, safe_set.layout
         batch = _check_inputs(objective, safe_set)
@@ -106,8 +107,9 @@ class Cvxpy(ProjectionSolver):
 
 
 def _solve_flat(target: Tensor, flat: SafeSet, cap: float, name: str, args: dict[str, Any]) -> ProjectionResult:
-    """Solve a flat batch with one penalty, and certify it."""
-    host = target.device
+    """Solve a flat batch with one penalty, each constraint in its unit, and certify it."""
+    host, scale = target.device, units(flat.costs)
+    flat = SafeSet(flat.layout, flat.lower, flat.upper, flat.costs / scale[:, :, None, None, None])
     # Every layer carries mass one, so a constant per layer changes nothing but the solver's conditioning.
     real = flat.layout.transition_mask(host)
     shift = target.masked_fill(~real, -math.inf).amax(dim=(-3, -2, -1)).detach()
@@ -117,7 +119,8 @@ def _solve_flat(target: Tensor, flat: SafeSet, cap: float, name: str, args: dict
     occupancy, useless = _replace_useless(flat, raw, parameters)
     potentials = potentials.masked_fill(useless[:, None, None], math.nan).masked_fill(~flat.layout.state_mask(host), 0)
     multipliers = multipliers.masked_fill(useless[:, None], math.nan)
-    return _certify(flat, cap, target, occupancy, potentials, multipliers)
+    result = _certify(flat, cap, target, occupancy, potentials, multipliers)
+    return replace(result, multipliers=multipliers / scale)
 
 
 def _installed(package: str) -> bool:
@@ -211,9 +214,9 @@ def build_problem(layout: Layout, m: int, cap: float) -> tuple[Any, list[Any], l
         constraints += [cp.multiply(lower, free_pair @ pair) <= free, free <= cp.multiply(upper, free_pair @ pair)]
         parameters += [lower, upper]
     if m:
-        costs, slack = cp.Parameter((m, nP)), cp.Variable(m)
+        costs, slack = cp.Parameter((m, nP)), cp.Variable(1)
         # One constraint on purpose: `slack >= 0` alone becomes a bound that cvxpy hands to Moreau aside and cvxpylayers 1.2 drops.
-        safety = cp.hstack([slack, slack - costs @ pair]) >= 0
+        safety = cp.hstack([slack, np.ones((m, 1)) @ slack - costs @ pair]) >= 0
         constraints.append(safety)
         parameters.append(costs)
         read.append(safety.dual_variables[0])
@@ -232,7 +235,7 @@ def _build(layout: Layout, m: int, cap: float, name: str, args: dict[str, Any]) 
     except (ImportError, cp.error.SolverError) as error:
         raise InvalidInput(f"solver {name} cannot be used here: {error}; expected one of {', '.join(SOLVERS)}.") from error
     index, dims = _index(layout), cast(Any, layer.ctx.cone_dims)
-    written = (len(index.states) + len(index.pairs), 2 * len(index.free) + 2 * m, len(index.transitions))
+    written = (len(index.states) + len(index.pairs), 2 * len(index.free) + (m + 1 if m else 0), len(index.transitions))
     compiled = (dims.zero, dims.nonneg, dims.exp)
     if compiled != written:
         raise TorchCMDPError(
@@ -270,10 +273,10 @@ def solve_layer(
         layer = _layer(layout, m, cap, name, args)
         q, flow, *safety = _call_isolated(layer, parameters, args if name == "DIFFCP" else {})
     else:
-        q, flow, safety = parameters[0], target.new_zeros(0, len(index.states)), [target.new_zeros(0, 2 * m)]
+        q, flow, safety = parameters[0], target.new_zeros(0, len(index.states)), [target.new_zeros(0, m + 1)]
     occupancy = _scatter(q, index.transitions, layout.transition_shape)
     potentials = _scatter(flow.detach(), index.states, (layout.layers, layout.width))
-    multipliers = safety[0].detach()[:, m:].clamp(0, cap) if m else q.new_zeros(batch, 0)
+    multipliers = safety[0].detach()[:, 1:].clamp(0, cap) if m else q.new_zeros(batch, 0)
     return occupancy, potentials, multipliers, parameters
 
 
@@ -328,13 +331,13 @@ def _certify(
     log_occupancy = torch.where(seen, occupancy, 1.0).log().masked_fill(~seen, -math.inf)
     with torch.no_grad():
         values = torch.einsum("bmksa,bksay->bm", flat.costs, occupancy).clamp_min(0)
-        objective = (torch.xlogy(occupancy, occupancy) - occupancy * (1 + target)).flatten(1).sum(-1) + cap * values.sum(-1)
+        unsafe = values.amax(-1) if flat.constraints else values.sum(-1)
+        objective = (torch.xlogy(occupancy, occupancy) - occupancy * (1 + target)).flatten(1).sum(-1) + cap * unsafe
         gap = (objective - _dual_value(flat, target, potentials, multipliers)).abs()
         broken = torch.maximum(flow_residual(occupancy), interval_residual(occupancy, flat.lower, flat.upper))
-        elastic = values.sum(-1) > ELASTIC_VIOLATION
+        elastic = unsafe > ELASTIC_VIOLATION
         failed = ~((broken <= SOLVED_RESIDUAL) & (gap <= SOLVED_GAP * (1 + objective.abs())))  # NaN included
         status = torch.where(failed, MAX_ITERATIONS, torch.where(elastic, ELASTIC, SOLVED)).to(torch.int8)
-        unsafe = values.amax(-1) if flat.constraints else torch.zeros_like(broken)
         residual = torch.where(elastic & ~failed, broken, torch.maximum(broken, unsafe))
         iterations = torch.full_like(status, -1, dtype=torch.int64)
     return ProjectionResult(occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations)

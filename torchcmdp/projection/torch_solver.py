@@ -1,35 +1,38 @@
-"""The Newton solver of `compiled` in batched torch, for any device: a shrinking batch, or fixed steps and no host read."""
+"""The Newton solver of `kernels` in batched torch, for any device: a shrinking batch, or fixed steps and no host read."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
 
-from torchcmdp.layout import Layout
-from torchcmdp.projection.limits import (
+from torchcmdp.kernels.limits import (
     ACCEPTABLE_GAP,
     ACCEPTABLE_RESIDUAL,
+    CERTAIN,
+    HIGHEST_CAP,
     LONGEST_MOVE,
     PLAIN_ITERATIONS,
     RELATIVE_TOLERANCE,
     SETTLED_RELATIVE,
 )
+from torchcmdp.layout import Layout
+from torchcmdp.projection.torch_multipliers import least_violation, quadratic, units
 from torchcmdp.projection.torch_pairs import (
     Problem,
     Response,
-    box_quadratic,
-    curvature,
     evaluate,
     factor,
     flows,
     hessian,
     make_problem,
-    masked_solve,
-    next_potentials,
 )
 from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
 FIXED_HALVINGS = 6
+# Rebalancings of potentials in a row before a Newton step.
+REBALANCINGS, FIXED_REBALANCINGS = 8, 1
 
 
 def solve(
@@ -50,24 +53,59 @@ def solve(
         costs: `(B x m x L x S x A)`.
     """
     invalid = find_invalid(target, lower, upper, costs, layout)
-    problem = make_problem(layout, target, lower, upper, costs, cap)
+    scale = units(costs)
+    problem = make_problem(layout, target, lower, upper, costs / scale[:, :, None, None, None], cap)
     batch, m = target.shape[0], costs.shape[1]
     v = torch.zeros(batch, layout.layers, layout.width, dtype=target.dtype, device=target.device)
     lam = torch.zeros(batch, m, dtype=target.dtype, device=target.device)
-    goal = torch.full((batch,), tolerance, dtype=target.dtype, device=target.device)
     if fixed_iterations is not None:
-        v, lam, iterations, _ = newton(problem, v, lam, goal, fixed_iterations, fixed=True)
+        goal = torch.full((batch,), tolerance, dtype=target.dtype, device=target.device)
+        iterations = torch.full((batch,), fixed_iterations, dtype=torch.int64, device=target.device)
+        v, lam, iterations, _ = newton(problem, v, lam, goal, iterations, fixed_iterations)
     else:
         keep = (~invalid).nonzero().squeeze(-1)
         iterations = torch.zeros(batch, dtype=torch.int64, device=target.device)
-        plain = min(PLAIN_ITERATIONS, max_iterations)
-        v[keep], lam[keep], iterations[keep], done = newton(problem.take(keep), v[keep], lam[keep], goal[keep], plain)
-        hard = keep[~done]
-        if len(hard) and max_iterations > plain:
-            v[hard], lam[hard], spent = cooled(problem.take(hard), tolerance, max_iterations - plain)
-            iterations[hard] += spent
+        v[keep], lam[keep], iterations[keep] = minimise(problem.take(keep), v[keep], lam[keep], tolerance, max_iterations)
+        raise_caps(problem, v, lam, iterations, keep, tolerance, max_iterations)
     response = evaluate(problem, v, lam, fixed_iterations is not None)
-    return certify(problem, response, lam, iterations, invalid)
+    return certify(problem, response, lam, scale, cap, iterations, invalid)
+
+
+def minimise(problem: Problem, v: Tensor, lam: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Newton's method from (v, lam), and on a cooling schedule from zero where that fails; returns (v, lam) and iterations."""
+    plain = min(PLAIN_ITERATIONS, max_iterations)
+    goal = torch.full_like(v[:, 0, 0], tolerance)
+    limit = torch.full(goal.shape, plain, dtype=torch.int64, device=v.device)
+    v, lam, iterations, done = newton(problem, v, lam, goal, limit)
+    hard = (~done).nonzero().squeeze(-1)
+    if len(hard) and max_iterations > plain:
+        v[hard], lam[hard], spent = cooled(problem.take(hard), tolerance, max_iterations - plain)
+        iterations[hard] += spent
+    return v, lam, iterations
+
+
+def raise_caps(
+    problem: Problem, v: Tensor, lam: Tensor, iterations: Tensor, keep: Tensor, tolerance: float, max_iterations: int
+) -> None:
+    """Raise the caps, in place, that are used up by sets which are not proven empty, until one or the other is certain."""
+    if lam.shape[1] == 0:
+        return
+    open_, cap = keep, problem.cap.clone()
+    now_v, now_lam = v.clone(), lam.clone()
+    while True:
+        violation = recover(problem.take(open_), evaluate(problem.take(open_), now_v[open_], now_lam[open_], False))[2].amax(1)
+        undecided = is_full(now_lam[open_], cap[open_]) & (violation > ACCEPTABLE_RESIDUAL) & (cap[open_, 0] < HIGHEST_CAP)
+        undecided &= least_violation(problem.take(open_), now_lam[open_]) <= CERTAIN
+        # where the raised cap has led to a safe occupancy it stays; a set that turned out empty keeps its own cap's answer
+        found = open_[~undecided & (violation <= ACCEPTABLE_RESIDUAL)]
+        v[found], lam[found], problem.cap[found] = now_v[found], now_lam[found], cap[found]
+        open_ = open_[undecided]
+        if len(open_) == 0:
+            return
+        cap[open_] *= 10
+        part = problem.take(open_)._replace(cap=cap[open_])
+        now_v[open_], now_lam[open_], spent = minimise(part, now_v[open_], now_lam[open_], tolerance, max_iterations)
+        iterations[open_] += spent
 
 
 def find_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> Tensor:
@@ -79,33 +117,37 @@ def find_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, la
 
 
 def newton(
-    problem: Problem, v: Tensor, lam: Tensor, tolerance: Tensor, max_iterations: int, fixed: bool = False
+    problem: Problem, v: Tensor, lam: Tensor, tolerance: Tensor, limit: Tensor, fixed_iterations: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Minimise the dual from (v, lam); returns them with the iterations spent and whether the tolerance was met, per instance."""
-    batch = v.shape[0]
+    """Minimise the dual from (v, lam) in at most `limit` iterations, or in just so many with no host read.
+
+    Returns (v, lam), the iterations spent and whether the tolerance was met, per instance.
+    """
+    batch, fixed = v.shape[0], fixed_iterations is not None
     final_v, final_lam = v.clone(), lam.clone()
-    iterations = torch.full((batch,), max_iterations, dtype=torch.int64, device=v.device)
+    iterations = limit.clone()
     done = torch.zeros(batch, dtype=torch.bool, device=v.device)
     active = torch.arange(batch, device=v.device)
     response = evaluate(problem, v, lam, fixed)
     best = torch.full_like(tolerance, torch.inf)
     stalled = torch.zeros_like(iterations)
-    for iteration in range(max_iterations + 1):
+    for iteration in itertools.count():
         worst, relative, converged = judge(problem, response, lam, tolerance)
         if fixed:
             iterations = torch.where(converged & ~done, iteration, iterations)
             done = done | converged
-            if iteration == max_iterations:
+            if iteration == fixed_iterations:
                 return response.v, lam, iterations, done
         else:
             stalled = torch.where(worst < 0.5 * best, 0, stalled + 1)
             best = torch.minimum(best, worst)
             converged = converged | ((stalled >= 4) & (best <= ACCEPTABLE_RESIDUAL) & (relative <= SETTLED_RELATIVE))
-            if iteration == max_iterations or bool(converged.any()):
+            stop = converged | (limit[active] <= iteration)
+            if bool(stop.any()):
                 final_v[active], final_lam[active] = response.v, lam
                 iterations[active], done[active] = iteration, converged
-                keep = (~converged).nonzero().squeeze(-1)
-                if iteration == max_iterations or len(keep) == 0:
+                keep = (~stop).nonzero().squeeze(-1)
+                if len(keep) == 0:
                     break
                 active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), lam[keep]
                 tolerance, best, stalled = tolerance[keep], best[keep], stalled[keep]
@@ -123,33 +165,49 @@ def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) 
     worst = gap.flatten(1).amax(1)
     if lam.shape[1]:
         used = (problem.costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4))
-        residual = torch.where(lam <= 0, used.clamp_min(0), torch.where(lam >= problem.cap, (-used).clamp_min(0), used.abs()))
-        # every violated constraint costs `cap` in the duality gap
-        price = (problem.cap.squeeze(-1) * lam.shape[1] / 500).clamp_min(1)
-        worst = torch.maximum(worst, price * residual.amax(1))
+        # at the cap, the constraints with a multiplier share the largest violation
+        level = torch.where(is_full(lam, problem.cap), (lam * used).sum(1) / problem.cap.squeeze(-1), 0.0).unsqueeze(-1)
+        residual = torch.where(lam > 0, (used - level).abs(), (used - level).clamp_min(0))
+        # a violation costs `cap` in the duality gap
+        price = (problem.cap.squeeze(-1) / 500).clamp_min(1)
+        worst = torch.maximum(worst, price * torch.maximum(residual.amax(1), -level.squeeze(-1)))
     return worst, relative, (worst <= tolerance) & (relative <= tolerance.clamp_min(RELATIVE_TOLERANCE))
 
 
+def is_full(lam: Tensor, cap: Tensor) -> Tensor:
+    """Whether the multipliers use up the cap: `(B)`."""
+    return lam.sum(-1) >= cap.squeeze(-1) * (1 - 1e-12)
+
+
 def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> Response:
-    """Move potentials by half the log ratio of inflow and outflow where the two are far apart (see `compiled.solve.rebalance`)."""
-    inflow, outflow = flows(response)
-    both = (inflow > 0) & (outflow > 0)
-    imbalance = torch.where(both, inflow, 1.0).log() - torch.where(both, outflow, 1.0).log()
-    imbalance = torch.where(imbalance.abs() > 3, imbalance, 0.0)
-    if not fixed and not bool((imbalance != 0).any()):
-        return response
-    trial = evaluate(problem, response.v - 0.5 * imbalance, lam, fixed)
-    return trial.where(trial.value <= response.value + 1e-12 * (1 + response.value.abs()), response)
+    """Move potentials by half the log ratio of inflow and outflow where the two are far apart, a few times in a row.
+
+    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
+    """
+    for _ in range(FIXED_REBALANCINGS if fixed else REBALANCINGS):
+        inflow, outflow = flows(response)
+        both = (inflow > 0) & (outflow > 0)
+        imbalance = torch.where(both, inflow, 1.0).log() - torch.where(both, outflow, 1.0).log()
+        imbalance = torch.where(imbalance.abs() > 3, imbalance, 0.0)
+        if not fixed and not bool((imbalance != 0).any()):
+            break
+        trial = evaluate(problem, response.v - 0.5 * imbalance, lam, fixed)
+        better = (trial.value <= response.value + 1e-12 * (1 + response.value.abs())) & (imbalance != 0).flatten(1).any(1)
+        response = trial.where(better, response)
+        if not fixed and not bool(better.any()):
+            break
+    return response
 
 
 def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> tuple[Response, Tensor]:
-    """One Newton step within the box of the multipliers, shortened until the dual decreases."""
+    """One Newton step within {multipliers >= 0, sum <= cap}, shortened until the dual decreases."""
     inflow, outflow = flows(response)
     grad_v = (inflow - outflow).flatten(1)
     grad_m = -(problem.costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4))
     cholesky, scale, border, schur = factor(*hessian(problem, response))
     half = torch.linalg.solve_triangular(cholesky, -(scale * grad_v).unsqueeze(-1), upper=False)
-    dlam = box_quadratic(schur, grad_m + (border.mT @ half).squeeze(-1), -lam, problem.cap - lam, fixed) if lam.shape[1] else lam
+    room = (problem.cap.squeeze(-1) - lam.sum(-1)).clamp_min(0)
+    dlam = quadratic(schur, grad_m + (border.mT @ half).squeeze(-1), -lam, room, fixed)
     dv = scale * torch.linalg.solve_triangular(cholesky.mT, half - border @ dlam.unsqueeze(-1), upper=True).squeeze(-1)
     slope = (grad_v * dv).sum(1) + (grad_m * dlam).sum(1)
     length = (LONGEST_MOVE / dv.abs().amax(1).clamp_min(LONGEST_MOVE)).unsqueeze(-1)
@@ -158,7 +216,8 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) 
     trial, trial_lam = response, lam
     accepted = torch.zeros_like(slope, dtype=torch.bool)
     for attempt in range(FIXED_HALVINGS if fixed else 35):
-        new_lam = torch.minimum((lam + length * dlam).clamp_min(0), problem.cap)
+        new_lam = (lam + length * dlam).clamp_min(0)
+        new_lam = new_lam * (problem.cap / torch.maximum(new_lam.sum(-1, keepdim=True), problem.cap))
         new = evaluate(problem, response.v + length.unsqueeze(-1) * dv, new_lam, fixed)
         good = new.value <= response.value + 1e-4 * length.squeeze(-1) * slope + slack
         take = good & ~accepted
@@ -174,7 +233,7 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) 
 
 
 def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton's method on a cooling schedule (see `compiled.solve.cooled_newton`)."""
+    """Newton's method on a cooling schedule (see `kernels.newton.cooled_newton`)."""
     usable = problem.upper > 0
     top = torch.where(usable, problem.target, -torch.inf).flatten(1).amax(1)
     bottom = torch.where(usable & (problem.target > -1e20), problem.target, torch.inf).flatten(1).amin(1)
@@ -185,20 +244,21 @@ def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Ten
     while True:
         last = bool((temperature <= 1).all())
         goal = torch.full_like(temperature, tolerance if last else 1e-3)
-        v, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, max_iterations if last else 30)
+        left = max_iterations - used
+        v, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, left if last else left.clamp_max(30))
         used += spent
         if last:
             return v, lam, used
         cooler = (temperature / 4).clamp_min(1)
         v = v * (temperature / cooler)[:, None, None]
-        lam = torch.minimum(lam * (temperature / cooler)[:, None], problem.cap / cooler[:, None])
+        lam = lam * (temperature / cooler)[:, None]
         temperature = cooler
 
 
-def certify(problem: Problem, response: Response, lam: Tensor, iterations: Tensor, invalid: Tensor) -> tuple[Tensor, ...]:
-    """The occupancy of the dual's policy and kernel, with its residual and duality gap (see `compiled.solve.recover`)."""
+def recover(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tensor]:
+    """The occupancy of the dual's policy and kernel, its logarithm, and what it spends of each constraint and a zero."""
     layout = problem.layout
-    real = layout.transition_mask(lam.device)
+    real = layout.transition_mask(response.v.device)
     out = response.s.sum(-1, keepdim=True)
     policy = torch.where(out > 0, response.s / torch.where(out > 0, out, 1.0), 1.0 / layout.actions)
     mass = torch.zeros_like(out[:, 0, :, 0])
@@ -212,85 +272,27 @@ def certify(problem: Problem, response: Response, lam: Tensor, iterations: Tenso
     positive = occupancy > 0
     log_occupancy = torch.where(positive, torch.where(positive, occupancy, 1.0).log(), -torch.inf)
     used = (problem.costs * occupancy.sum(-1).unsqueeze(1)).sum(dim=(2, 3, 4))
-    surplus = torch.where(positive, occupancy * (log_occupancy - problem.target), 0.0)
-    gap = surplus.flatten(1).sum(1) + response.value + (problem.cap * used.clamp_min(0)).sum(1)
-    zero = torch.zeros_like(gap).unsqueeze(-1)
-    violation = torch.cat([used, zero], 1).amax(1)
-    unpriced = torch.cat([torch.where(lam < problem.cap, used, 0.0), zero], 1).amax(1)
-    elastic = violation > ACCEPTABLE_RESIDUAL
-    failed = ~((unpriced <= ACCEPTABLE_RESIDUAL) & (gap <= ACCEPTABLE_GAP * (1 + torch.where(elastic, response.value.abs(), 0.0))))
-    status = torch.where(failed, MAX_ITERATIONS, torch.where(elastic, ELASTIC, SOLVED)).to(torch.int8)
+    return occupancy, log_occupancy, torch.nn.functional.pad(used, (0, 1))
+
+
+def certify(
+    problem: Problem, response: Response, lam: Tensor, scale: Tensor, cap: float, iterations: Tensor, invalid: Tensor
+) -> tuple[Tensor, ...]:
+    """The fields of the result, with residual and duality gap (see `kernels.projection.certify`)."""
+    occupancy, log_occupancy, used = recover(problem, response)
+    violation = used.amax(1)
+    surplus = torch.where(occupancy > 0, occupancy * (log_occupancy - problem.target), 0.0)
+    gap = surplus.flatten(1).sum(1) + response.value + lam.sum(1) * violation
+    level = (lam * used[:, :-1]).sum(1) / problem.cap.squeeze(-1)
+    full = is_full(lam, problem.cap)
+    unpriced = violation - torch.where(full, level.clamp_min(0), 0.0)
+    empty = full & (violation > ACCEPTABLE_RESIDUAL)
+    if lam.shape[1]:
+        empty = empty & (least_violation(problem, lam) > CERTAIN)
+    safe = empty | (violation <= ACCEPTABLE_RESIDUAL)
+    # at the cap the gap is a difference of numbers as large as the dual value, and it grows with the multipliers
+    allowed = ACCEPTABLE_GAP * torch.where(empty, 1 + response.value.abs(), problem.cap.squeeze(-1) / cap)
+    failed = ~((unpriced <= ACCEPTABLE_RESIDUAL) & (gap <= allowed) & safe)
+    status = torch.where(failed, MAX_ITERATIONS, torch.where(empty, ELASTIC, SOLVED)).to(torch.int8)
     status = torch.where(invalid, torch.full_like(status, INVALID), status)
-    return occupancy, log_occupancy, response.v, lam, status, unpriced, gap, iterations
-
-
-def _linearised(
-    target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, v: Tensor, lam: Tensor, layout: Layout, cap: float
-) -> tuple[Problem, Response, Tensor, Tensor, tuple[Tensor, ...]]:
-    problem = make_problem(layout, target, lower, upper, costs, cap)
-    # one pass more than needed is harmless, and no host read keeps the derivative usable in fixed-iteration mode
-    response = evaluate(problem, v, lam, fixed=True)
-    clipped = response.at_lower | response.at_upper
-    z = problem.target + next_potentials(response.v)
-    price = torch.where(clipped, torch.where(response.p > 0, response.p, 1.0).log() - z - response.t.unsqueeze(-1), 0.0)
-    return problem, response, (lam > 0) & (lam < cap), price, factor(*hessian(problem, response))
-
-
-def _constrain(problem: Problem, flow: Tensor) -> tuple[Tensor, Tensor]:
-    """K flow: outflow - inflow of every state `(B x LS)`, and the costs `(B x m)`."""
-    pair = flow.sum(-1)
-    arrivals = flow.sum(dim=(2, 3))
-    net = pair.sum(-1) - torch.cat([torch.zeros_like(arrivals[:, :1]), arrivals[:, :-1]], 1)
-    return net.flatten(1), (problem.costs * pair.unsqueeze(1)).sum(dim=(2, 3, 4))
-
-
-def _spread_back(problem: Problem, a_v: Tensor, a_m: Tensor) -> Tensor:
-    """K^T a: a(x) - a(y) + sum_i a_i costs_i, `(B x L x S x A x S)`."""
-    a_v = a_v.unflatten(1, problem.target.shape[1:3])
-    pair = a_v.unsqueeze(-1) + (a_m[:, :, None, None, None] * problem.costs).sum(1)
-    return pair.unsqueeze(-1) - next_potentials(a_v)
-
-
-def _solve_system(factors: tuple[Tensor, ...], free: Tensor, rhs_v: Tensor, rhs_m: Tensor) -> tuple[Tensor, Tensor]:
-    cholesky, scale, border, schur = factors
-    half = torch.linalg.solve_triangular(cholesky, (scale * rhs_v).unsqueeze(-1), upper=False)
-    x_m = masked_solve(schur, free, rhs_m - (border.mT @ half).squeeze(-1))
-    x_v = torch.linalg.solve_triangular(cholesky.mT, half - border @ x_m.unsqueeze(-1), upper=True).squeeze(-1)
-    return scale * x_v, x_m
-
-
-def vjp(target, lower, upper, costs, v, lam, grad, layout, cap):  # type: ignore[no-untyped-def]
-    """Pull the occupancy's cotangent back to target, lower, upper and costs."""
-    problem, response, free, price, factors = _linearised(target, lower, upper, costs, v, lam, layout, cap)
-    real = layout.transition_mask(target.device)
-    grad = torch.where(real, grad, 0.0)
-    rhs_v, rhs_m = _constrain(problem, curvature(response, grad)[0])
-    a_v, a_m = (-solution for solution in _solve_system(factors, free, rhs_v, rhs_m))
-    pulled = torch.where(real, grad + _spread_back(problem, a_v, a_m), 0.0)
-    grad_target, along, mean = curvature(response, pulled)
-    bound = response.s.unsqueeze(-1) * (pulled - mean - price * along)
-    pairs = layout.pair_mask(target.device)
-    through = a_m[:, :, None, None, None] * response.s.unsqueeze(1)
-    grad_costs = torch.where(pairs, through - lam[:, :, None, None, None] * grad_target.sum(-1).unsqueeze(1), 0.0)
-    grad_lower = torch.where(response.at_lower & real, bound, 0.0)
-    grad_upper = torch.where(response.at_upper & real, bound, 0.0)
-    return torch.where(real, grad_target, 0.0), grad_lower, grad_upper, grad_costs
-
-
-def jvp(target, lower, upper, costs, v, lam, d_target, d_lower, d_upper, d_costs, layout, cap):  # type: ignore[no-untyped-def]
-    """Push tangents of target, lower, upper and costs forward to the occupancy."""
-    problem, response, free, price, factors = _linearised(target, lower, upper, costs, v, lam, layout, cap)
-    real = layout.transition_mask(target.device)
-    shift = (lam[:, :, None, None, None] * d_costs).sum(1).unsqueeze(-1)
-    move = torch.where(response.at_lower, d_lower, torch.where(response.at_upper, d_upper, 0.0))
-    move = torch.where(real, move, 0.0)
-    d_q = curvature(response, torch.where(real, d_target - shift, 0.0))[0]
-    giving = torch.where(response.at_lower | response.at_upper, 0.0, response.p)
-    total = giving.sum(-1, keepdim=True)
-    giving = torch.where(total > 0, giving / torch.where(total > 0, total, 1.0), response.p)
-    bent = move - giving * move.sum(-1, keepdim=True) - response.p * (price * move).sum(-1, keepdim=True)
-    d_q = d_q + response.s.unsqueeze(-1) * bent
-    rhs_v, rhs_m = _constrain(problem, d_q)
-    rhs_m = rhs_m + torch.where(layout.pair_mask(target.device), d_costs * response.s.unsqueeze(1), 0.0).sum(dim=(2, 3, 4))
-    x_v, x_m = _solve_system(factors, free, rhs_v, torch.where(free, rhs_m, 0.0))
-    return torch.where(real, d_q - curvature(response, _spread_back(problem, x_v, x_m))[0], 0.0)
+    return occupancy, log_occupancy, response.v, lam / scale, status, unpriced, gap, iterations

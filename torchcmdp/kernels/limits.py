@@ -11,3 +11,8 @@ ACCEPTABLE_RESIDUAL, ACCEPTABLE_GAP = 1e-9, 1e-8
 
 # Newton's method from zero is given this many iterations before it is started again on a cooling schedule.
 PLAIN_ITERATIONS = 30
+
+# A safe set is empty if every occupancy violates some constraint by more than this, in its unit ...
+CERTAIN = 1e-12
+# ... and where neither that nor a solution is found, the cap on the multipliers is raised up to this.
+HIGHEST_CAP = 1e8
