@@ -1,0 +1,156 @@
+"""Blocks of whole episodes: play, measure, learn, one run after the other, as `torchcmdp.run` does an episode at a time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from torchcmdp.kernels import wcops
+from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.metrics import tally, track, track_values
+from torchcmdp.kernels.occupancy import pair_occupancy_of, policy_of_log
+from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.processes import OGD, Process, advance, load_values, store
+from torchcmdp.kernels.rollout import Steps, is_policy, rollout, steps
+
+# why a run's block ended early
+FINE, BAD_POLICY, BAD_PROBLEM = range(3)
+
+
+class Scene(NamedTuple):
+    """Simulator, tracker and tally of all runs.
+
+    Attributes:
+        seed, first_run, distinct: Which random numbers are used; `distinct` is 0 where every run has its own.
+        episode: How many episodes the simulator has played.
+        transitions, thresholds: Of the true CMDP, `((1 or runs) x E)`.
+        rewards, costs: The processes.
+        comparator: `((1 or runs) x P)`.
+        sums: Of the tracker, `(runs x (4 + 3 m))`, written to.
+        changing: Whether the comparators need the values of every episode, 0 or 1.
+        reward_sum, cost_sum, worst_cost: Of the comparators, `(runs x [m x] L S A)`, written to; empty where they do not.
+        last, window, total, positive: The diagnostics of the last episode and the tally's sums, `(tags x runs)`, written to.
+        failed: Why a run's block ended early, `(runs,)` int8, written to.
+    """
+
+    seed: int
+    first_run: int
+    distinct: int
+    episode: int
+    transitions: np.ndarray
+    thresholds: np.ndarray
+    rewards: Process
+    costs: Process
+    comparator: np.ndarray
+    sums: np.ndarray
+    changing: int
+    reward_sum: np.ndarray
+    cost_sum: np.ndarray
+    worst_cost: np.ndarray
+    last: np.ndarray
+    window: np.ndarray
+    total: np.ndarray
+    positive: np.ndarray
+    failed: np.ndarray
+
+
+class Stage(NamedTuple):
+    """What one run needs while it plays: its policy and its occupancy `(P,)`, masses `(n + 1,)`, values `(1 or m x P)`, steps."""
+
+    policy: np.ndarray
+    occupancy: np.ndarray
+    mass: np.ndarray
+    reward_values: np.ndarray
+    cost_values: np.ndarray
+    steps: Steps
+
+
+def empty_stage(geometry: Geometry, constraints: int) -> Stage:
+    """Room for one run of an environment."""
+    pairs = len(geometry.row) - 1
+    return Stage(
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(int(geometry.first[-1]) + 1),
+        np.zeros((1, pairs)),
+        np.zeros((constraints, pairs)),
+        steps(len(geometry.first) - 1, constraints),
+    )
+
+
+@kernel
+def enter(geometry, scene, run, stage):
+    """Find the values that a run's next episode has."""
+    load_values(geometry, scene.rewards, run, scene.rewards.episode, stage.reward_values)
+    load_values(geometry, scene.costs, run, scene.costs.episode, stage.cost_values)
+
+
+@kernel
+def leave(geometry, process, run, values):
+    """Keep the values that an adversary has come to."""
+    if process.kind == OGD:
+        store(geometry, values, run, process.values)
+
+
+@kernel
+def perform(geometry, scene, run, t, stage):
+    """The t-th episode of the block: roll out the stage's policy, and measure it."""
+    transitions = scene.transitions[run if scene.transitions.shape[0] > 1 else 0]
+    thresholds = scene.thresholds[run if scene.thresholds.shape[0] > 1 else 0]
+    comparator = scene.comparator[run if scene.comparator.shape[0] > 1 else 0]
+    number = scene.first_run + run
+    if scene.distinct > 0:
+        number %= scene.distinct
+    rollout(
+        geometry, stage.policy, thresholds, scene.seed, number, scene.episode + t, scene.rewards, scene.costs,
+        stage.reward_values, stage.cost_values, stage.steps,
+    )  # fmt: skip
+    pair_occupancy_of(geometry, stage.policy, transitions, stage.mass, stage.occupancy)
+    track(run, stage.occupancy, comparator, stage.reward_values, stage.cost_values, stage.steps, scene.sums)
+    if scene.changing == 1:
+        track_values(
+            geometry, run, scene.costs, stage.reward_values, stage.cost_values, scene.reward_sum, scene.cost_sum, scene.worst_cost
+        )
+
+
+@kernel
+def move_on(geometry, scene, run, t, final, stage):
+    """Add the t-th episode's diagnostics to the tally and move the processes on to the next."""
+    tally(run, scene.last, scene.window, scene.total, scene.positive)
+    if final and scene.rewards.kind == OGD:
+        store(geometry, stage.reward_values, run, scene.rewards.played)
+    if final and scene.costs.kind == OGD:
+        store(geometry, stage.cost_values, run, scene.costs.played)
+    advance(geometry, scene.rewards, run, scene.rewards.episode + t, stage.policy, stage.reward_values)
+    advance(geometry, scene.costs, run, scene.costs.episode + t, stage.policy, stage.cost_values)
+
+
+@kernel
+def play_wcops(start, stop, episodes, geometry, scene, settings, hyper, learnt, buffers, stage, state):
+    """`episodes` episodes of runs start .. stop-1 with WC-OPS or UOB-REPS.
+
+    Args:
+        learnt: How many episodes the learner has seen.
+        buffers: Of the learner, of all runs, written to.
+        stage, state: Room for one run.
+    """
+    for run in range(start, stop):
+        wcops.load(geometry, settings, hyper, run, buffers, state)
+        enter(geometry, scene, run, stage)
+        for t in range(episodes):
+            policy_of_log(geometry, state.log_occupancy, stage.policy)
+            if not is_policy(stage.policy):
+                scene.failed[run] = BAD_POLICY
+                break
+            perform(geometry, scene, run, t, stage)
+            status = wcops.update(
+                geometry, settings, hyper, run, learnt + t + 1, stage.policy, stage.steps, buffers, state, scene.last
+            )
+            if status == 3:
+                scene.failed[run] = BAD_PROBLEM
+                break
+            move_on(geometry, scene, run, t, t == episodes - 1, stage)
+        leave(geometry, scene.rewards, run, stage.reward_values)
+        leave(geometry, scene.costs, run, stage.cost_values)
+        wcops.store(geometry, run, buffers, state)
