@@ -10,7 +10,7 @@ from torchcmdp.kernels import wcops
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.metrics import tally, track, track_values
 from torchcmdp.kernels.occupancy import pair_occupancy_of, policy_of_log
-from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.options import entry, kernel
 from torchcmdp.kernels.processes import OGD, Process, advance, load_values, store
 from torchcmdp.kernels.rollout import Steps, is_policy, rollout, steps
 
@@ -126,7 +126,7 @@ def move_on(geometry, scene, run, t, final, stage):
     advance(geometry, scene.costs, run, scene.costs.episode + t, stage.policy, stage.cost_values)
 
 
-@kernel
+@entry
 def play_wcops(start, stop, episodes, geometry, scene, settings, hyper, learnt, buffers, stage, state):
     """`episodes` episodes of runs start .. stop-1 with WC-OPS or UOB-REPS.
 

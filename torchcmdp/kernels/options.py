@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from numba import njit
 
-kernel = njit(cache=True, nogil=True, error_model="numpy")
+OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
+kernel = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)
+entry = njit(no_cfunc_wrapper=True, **OPTIONS)
