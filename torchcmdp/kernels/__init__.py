@@ -1,0 +1,5 @@
+"""Compiled functions of one instance or one run: plain loops over flat arrays, launched over threads by `cpu`.
+
+`geometry` numbers states, pairs and entries, `pairs` answers the inner problem of every state-action pair, `linalg` solves the
+Newton system, `quadratic` the small one of the multipliers, `projection` is the loop.
+"""

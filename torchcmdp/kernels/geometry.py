@@ -1,0 +1,77 @@
+"""The numbering that kernels work in: states, pairs and entries of a layout one after the other, without padding."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from torchcmdp.layout import Layout
+
+
+class Geometry(NamedTuple):
+    """States are numbered layer by layer; pair p = state * actions + a; an entry is a pair with one of its possible successors.
+
+    Attributes:
+        first: `(L + 1)`, the first state of each decision layer; n = first[L] is also the number of the terminal state.
+        actions: A.
+        row: `(P + 1)`, the entries of pair p are row[p] .. row[p + 1] - 1; E = row[P].
+        successor: `(E)`, the state each entry leads to, ascending within a pair.
+        dense: `(L)`, one where every pair of the layer has the whole next layer as successors.
+        state_at, pair_at, entry_at: positions in the flattened padded (L x S), (L x S x A) and (L x S x A x K) tensors.
+        diagonal: `(L + 1)`, where the n_k x n_k block of layer k starts in the block-tridiagonal Hessian.
+        below: `(L + 1)`, where the n_k x n_{k-1} block below it starts.
+    """
+
+    first: np.ndarray
+    actions: int
+    row: np.ndarray
+    successor: np.ndarray
+    dense: np.ndarray
+    state_at: np.ndarray
+    pair_at: np.ndarray
+    entry_at: np.ndarray
+    diagonal: np.ndarray
+    below: np.ndarray
+
+
+@lru_cache(maxsize=256)
+def geometry_of(layout: Layout) -> Geometry:
+    """The geometry of a layout in which every state of the next layer is a possible successor."""
+    return supported(layout, layout.transition_mask().numpy())
+
+
+def supported(layout: Layout, support: np.ndarray) -> Geometry:
+    """The geometry of a layout whose pairs can only reach the successors at which `support` `(L x S x A x S)` is true.
+
+    Padding is ignored, and every real pair needs one successor at least.
+    """
+    real = np.asarray(support, dtype=bool) & layout.transition_mask().numpy()
+    widths = np.array(layout.widths, dtype=np.int64)
+    first = _starts(widths[:-1])
+    pair_at = np.flatnonzero(layout.pair_mask().numpy())
+    rows = real.reshape(-1, layout.width)[pair_at]
+    layer_of_pair = pair_at // (layout.width * layout.actions)
+    next_first = np.append(first[1:-1], first[-1])
+    pair, column = rows.nonzero()
+    counts = rows.sum(1)
+    full = np.ones(layout.layers, dtype=bool)
+    np.logical_and.at(full, layer_of_pair, counts == widths[layer_of_pair + 1])
+    return Geometry(
+        first=first,
+        actions=layout.actions,
+        row=_starts(counts),
+        successor=(next_first[layer_of_pair[pair]] + column).astype(np.int64),
+        dense=full.astype(np.int8),
+        state_at=np.flatnonzero(layout.state_mask().numpy()),
+        pair_at=pair_at,
+        entry_at=pair_at[pair] * layout.width + column,
+        diagonal=_starts(widths[:-1] ** 2),
+        below=np.append(0, _starts(widths[1:-1] * widths[:-2])),
+    )
+
+
+def _starts(sizes: np.ndarray) -> np.ndarray:
+    """Where pieces of these sizes start when laid end to end; the last entry is their total."""
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

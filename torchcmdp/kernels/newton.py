@@ -1,0 +1,284 @@
+"""Newton's method on the dual of one instance."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchcmdp.kernels.cpu import compiled
+from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.linalg import System, assemble, assemble_border, empty_system, factor, schur, solve
+from torchcmdp.kernels.pairs import Problem, Response, empty_response, evaluate, weigh
+from torchcmdp.kernels.quadratic import Small, empty_small, quadratic
+
+# A potential moves by at most this in one step: larger moves overflow, much smaller ones stall when multipliers must grow.
+LONGEST_MOVE = 100.0
+# Flow is conserved to this part of a state's own throughput, so that the policy is right in states that are almost never reached.
+RELATIVE_TOLERANCE = 1e-7
+# ... and to this where rounding stops the iteration early.
+SETTLED_RELATIVE = 1e-4
+# What still counts as solved when rounding stops the iteration before the requested tolerance.
+ACCEPTABLE_RESIDUAL, ACCEPTABLE_GAP = 1e-9, 1e-8
+
+
+class Work(NamedTuple):
+    """Work space of one instance: nothing in it survives from one call to the next.
+
+    Attributes:
+        costs: `(m x P)`, each constraint divided by its largest cost, `scale` `(m)`.
+        scaled: `(E)`, target over temperature, weight and base as in `Problem`.
+        v, trial_v, dv: `(n + 1)`; lam, trial_lam, dlam, used: `(m)`.
+    """
+
+    response: Response
+    system: System
+    small: Small
+    costs: np.ndarray
+    scale: np.ndarray
+    scaled: np.ndarray
+    weight: np.ndarray
+    base: np.ndarray
+    v: np.ndarray
+    trial_v: np.ndarray
+    dv: np.ndarray
+    lam: np.ndarray
+    trial_lam: np.ndarray
+    dlam: np.ndarray
+    used: np.ndarray
+
+
+def workspace(geometry: Geometry, m: int) -> Work:
+    """Room to project instances of this geometry with m constraints, one after the other."""
+    entries, pairs, n = len(geometry.successor), len(geometry.pair_at), len(geometry.state_at)
+    sizes = ((m, pairs), m, entries, entries, pairs, n + 1, n + 1, n + 1, m, m, m, m)
+    return Work(empty_response(geometry), empty_system(geometry, m), empty_small(m), *(np.zeros(size) for size in sizes))
+
+
+@compiled
+def spend(problem, response, used):
+    """used_i <- <costs_i, s>, minus the gradient of the dual in the multipliers."""
+    for i in range(used.shape[0]):
+        total = 0.0
+        for pair in range(response.s.shape[0]):
+            total += problem.costs[i, pair] * response.s[pair]
+        used[i] = total
+
+
+@compiled
+def full(lam, cap):
+    """Whether the multipliers use up the cap."""
+    total = 0.0
+    for i in range(lam.shape[0]):
+        total += lam[i]
+    return total >= cap * (1.0 - 1e-12)
+
+
+@compiled
+def kkt_residual(response, used, lam, cap):
+    """The largest flow residual (absolute), the same relative to each state's throughput, and the safety residual.
+
+    At the cap, the constraints with a multiplier share the largest violation.
+    """
+    inflow, outflow = response.inflow, response.outflow
+    flow = 0.0
+    relative = 0.0
+    for j in range(inflow.shape[0] - 1):
+        difference = abs(inflow[j] - outflow[j])
+        flow = max(flow, difference)
+        if inflow[j] + outflow[j] > 1e-250:
+            relative = max(relative, difference / (inflow[j] + outflow[j]))
+    level = 0.0
+    if full(lam, cap):
+        for i in range(lam.shape[0]):
+            level += lam[i] * used[i] / cap
+    safety = max(-level, 0.0)
+    for i in range(lam.shape[0]):
+        safety = max(safety, used[i] - level)
+        if lam[i] > 0.0:
+            safety = max(safety, level - used[i])
+    return flow, relative, safety
+
+
+@compiled
+def rebalance(v, trial_v, response):
+    """Propose v(x) -= ln(inflow/outflow) / 2 where the two are far apart, and say whether they were anywhere.
+
+    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
+    """
+    inflow, outflow = response.inflow, response.outflow
+    far = False
+    for j in range(1, v.shape[0] - 1):
+        if inflow[j] > 0.0 and outflow[j] > 0.0:
+            ratio = inflow[j] / outflow[j]
+            far = far or ratio > 20.0 or ratio < 0.05
+    if not far:
+        return False
+    far = False
+    for j in range(v.shape[0]):
+        trial_v[j] = v[j]
+        if 0 < j < v.shape[0] - 1 and inflow[j] > 0.0 and outflow[j] > 0.0:
+            imbalance = math.log(inflow[j]) - math.log(outflow[j])
+            if abs(imbalance) > 3.0:
+                trial_v[j] -= 0.5 * imbalance
+                far = True
+    return far
+
+
+@compiled
+def newton_step(geometry, problem, cap, work):
+    """The Newton step (dv, dlam) of the dual within {multipliers >= 0, sum <= cap}; returns the slope along it and its longest move."""
+    response, system, small = work.response, work.system, work.small
+    inflow, outflow, border, solved = response.inflow, response.outflow, system.border, system.solved
+    dv, dlam, lam, used = work.dv, work.dlam, work.lam, work.used
+    n, m = dv.shape[0] - 1, lam.shape[0]
+    assemble(geometry, problem.costs, response, system)
+    factor(geometry, system)
+    for j in range(n):
+        dv[j] = outflow[j] - inflow[j]
+    solve(geometry, system, dv)
+    if m > 0:
+        assemble_border(geometry, problem.costs, response, system)
+        # no multiplier is positive and none would grow: the step in the potentials is all
+        idle = True
+        room = cap
+        for i in range(m):
+            small.linear[i] = -used[i]
+            for j in range(n):
+                small.linear[i] += border[i, j] * dv[j]
+            small.low[i] = -lam[i]
+            room -= lam[i]
+            dlam[i] = 0.0
+            idle = idle and lam[i] == 0.0 and small.linear[i] >= 0.0
+        if not idle:
+            schur(geometry, system)
+            quadratic(system.corner, max(room, 0.0), small, dlam)
+            for i in range(m):
+                for j in range(n):
+                    dv[j] -= solved[i, j] * dlam[i]
+    slope = 0.0
+    longest = 0.0
+    for j in range(n):
+        slope += (inflow[j] - outflow[j]) * dv[j]
+        longest = max(longest, abs(dv[j]))
+    for i in range(m):
+        slope -= used[i] * dlam[i]
+    return slope, longest
+
+
+@compiled
+def move(work, scale, cap):
+    """trial <- current + scale * step, kept in the set against rounding."""
+    v, dv, trial_v = work.v, work.dv, work.trial_v
+    lam, dlam, trial_lam = work.lam, work.dlam, work.trial_lam
+    for j in range(v.shape[0]):
+        trial_v[j] = v[j] + scale * dv[j]
+    total = 0.0
+    for i in range(lam.shape[0]):
+        trial_lam[i] = max(lam[i] + scale * dlam[i], 0.0)
+        total += trial_lam[i]
+    if total > cap:
+        for i in range(lam.shape[0]):
+            trial_lam[i] *= cap / total
+
+
+@compiled
+def copy(source, destination):
+    for c in range(source.shape[0]):
+        destination[c] = source[c]
+
+
+@compiled
+def newton(geometry, problem, cap, tolerance, max_iterations, work):
+    """Minimise the dual from (work.v, work.lam), which are overwritten; returns the iterations spent and whether it converged."""
+    response, v, trial_v, lam, trial_lam, used = work.response, work.v, work.trial_v, work.lam, work.trial_lam, work.used
+    work.dv[v.shape[0] - 1] = 0.0
+    value = evaluate(geometry, problem, response, v, lam)
+    best = math.inf
+    stalled = 0
+    rebalanced = 0
+    # a violation costs `cap` in the duality gap
+    weight = max(1.0, cap / 500.0)
+    for iteration in range(max_iterations + 1):
+        spend(problem, response, used)
+        flow, relative, safety = kkt_residual(response, used, lam, cap)
+        worst = max(flow, weight * safety)
+        if worst <= tolerance and relative <= max(RELATIVE_TOLERANCE, tolerance):
+            return iteration, True
+        stalled = 0 if worst < 0.5 * best else stalled + 1
+        best = min(best, worst)
+        # rounding can keep huge potentials from settling any further; the certificate judges what was reached
+        settled = stalled >= 4 and best <= ACCEPTABLE_RESIDUAL and relative <= SETTLED_RELATIVE
+        if iteration == max_iterations or settled:
+            return iteration, settled
+        # the dual value cannot resolve the last steps, hence the slack
+        slack = 1e-12 * (1.0 + abs(value))
+        if rebalance(v, trial_v, response):
+            trial_value = evaluate(geometry, problem, response, trial_v, lam)
+            if trial_value <= value + slack:
+                copy(trial_v, v)
+                value = trial_value
+                # a few in a row, but not for ever: states with next to no mass can trade imbalances in a circle
+                rebalanced += 1
+                if rebalanced % 8:
+                    continue
+                spend(problem, response, used)
+            else:
+                value = evaluate(geometry, problem, response, v, lam)
+        slope, longest = newton_step(geometry, problem, cap, work)
+        scale = min(1.0, LONGEST_MOVE / longest) if longest > 0.0 else 1.0
+        while True:
+            move(work, scale, cap)
+            trial_value = evaluate(geometry, problem, response, trial_v, trial_lam)
+            if trial_value <= value + 1e-4 * scale * slope + slack or scale < 1e-10:
+                break
+            scale *= 0.5
+        copy(trial_v, v)
+        copy(trial_lam, lam)
+        value = trial_value
+    return max_iterations, False
+
+
+@compiled
+def spread(target, upper):
+    """The range of the target over transitions that may carry mass: how sharp the problem is."""
+    largest = -math.inf
+    smallest = math.inf
+    for e in range(target.shape[0]):
+        if upper[e] > 0.0:
+            largest = max(largest, target[e])
+            smallest = min(smallest, target[e])
+    return largest - smallest
+
+
+@compiled
+def cooled_newton(geometry, problem, cap, tolerance, max_iterations, work):
+    """Newton's method on target / temperature, from a temperature at which the problem is mild down to one.
+
+    Potentials and multipliers scale with the temperature up to a bounded remainder, so each stage starts near its solution.
+    """
+    v, lam, target, upper = work.v, work.lam, problem.target, problem.upper
+    temperature = max(1.0, (spread(target, upper) + cap) / 8.0)
+    for j in range(v.shape[0]):
+        v[j] = 0.0
+    for i in range(lam.shape[0]):
+        lam[i] = 0.0
+    scaled = Problem(work.scaled, problem.lower, upper, problem.costs, problem.weight, problem.base)
+    used = 0
+    while True:
+        last = temperature <= 1.0
+        for e in range(target.shape[0]):
+            work.scaled[e] = target[e] / temperature
+        weigh(geometry, work.scaled, upper, problem.weight, problem.base)
+        stage_tolerance, stage_limit = (tolerance, max_iterations - used) if last else (1e-3, min(30, max_iterations - used))
+        spent, converged = newton(geometry, scaled, cap / temperature, stage_tolerance, stage_limit, work)
+        used += spent
+        if last:
+            return used, converged
+        cooler = max(1.0, temperature / 4.0)
+        for j in range(v.shape[0]):
+            v[j] *= temperature / cooler
+        for i in range(lam.shape[0]):
+            lam[i] *= temperature / cooler
+        temperature = cooler

@@ -1,0 +1,330 @@
+"""The inner problem of a state-action pair in closed form, and one evaluation of the dual with it.
+
+In multiplicative form: of an unclipped pair p(y) is proportional to weight * growth(y), with weight = exp(target) formed once an
+instance and growth = exp(potential) once a state, each relative to the largest of its pair or layer. Logarithms enter where they
+must: a pair whose sum underflows in this form, and the clipped entries of a pair.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchcmdp.kernels.cpu import compiled
+from torchcmdp.kernels.geometry import Geometry
+
+FREE, AT_LOWER, AT_UPPER = 0, 1, 2
+
+# Below this sum of weight * growth a pair is answered in logarithms: products could have underflowed that still matter.
+FAINT = 1e-30
+
+
+class Problem(NamedTuple):
+    """One instance: target, lower, upper `(E)`, costs `(m x P)`, and weight `(E)` = exp(target - base) with base `(P)`."""
+
+    target: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    costs: np.ndarray
+    weight: np.ndarray
+    base: np.ndarray
+
+
+class Response(NamedTuple):
+    """What `evaluate` leaves behind.
+
+    Attributes:
+        p: `(E)`, the kernel of the dual; code: `(E)`, FREE, AT_LOWER or AT_UPPER, of clipped pairs only.
+        clipped: `(P)`, whether a pair meets a bound.
+        s: `(P)`, occupancy of the pairs, one in sum over every layer.
+        exponent, penalty: `(P)`, work space.
+        growth: `(n + 1)`, exp(potential - largest of the layer), one at the terminal state.
+        inflow, outflow: `(n + 1)`.
+    """
+
+    p: np.ndarray
+    code: np.ndarray
+    clipped: np.ndarray
+    s: np.ndarray
+    exponent: np.ndarray
+    penalty: np.ndarray
+    growth: np.ndarray
+    inflow: np.ndarray
+    outflow: np.ndarray
+
+
+def empty_response(geometry: Geometry) -> Response:
+    """Room for `evaluate`."""
+    entries, states = len(geometry.successor), len(geometry.state_at) + 1
+    pairs, bytes_ = [np.zeros(len(geometry.pair_at)) for _ in range(3)], np.int8
+    return Response(
+        np.zeros(entries), np.zeros(entries, bytes_), np.zeros(len(pairs[0]), bytes_), *pairs, *(np.zeros(states) for _ in range(3))
+    )  # fmt: skip
+
+
+@compiled
+def weigh(geometry, target, upper, weight, base):
+    """weight, base of `Problem`. Where nothing may go the weight is zero, so that no pair is clipped for that alone."""
+    row = geometry.row
+    for pair in range(base.shape[0]):
+        largest = -math.inf
+        for e in range(row[pair], row[pair + 1]):
+            if upper[e] > 0.0:
+                largest = max(largest, target[e])
+        if largest == -math.inf:
+            largest = 0.0
+        base[pair] = largest
+        for e in range(row[pair], row[pair + 1]):
+            weight[e] = math.exp(target[e] - largest) if upper[e] > 0.0 else 0.0
+
+
+@compiled
+def respond_clipped(start, stop, problem, log_total, v, successor, p, code):
+    """Move the free answer p into its intervals by variable fixing, without exponentials, and return -psi.
+
+    If clipping the scaled shares makes the sum exceed one, the true scale is smaller, so entries below their lower bound stay
+    there for good; if it falls short, entries above their upper bound stay there.
+
+    Args:
+        log_total: With which ln p = target + v(y) - log_total on entry.
+    """
+    target, lower, upper = problem.target, problem.lower, problem.upper
+    mass = 1.0
+    scale = 1.0
+    n_free = stop - start
+    for e in range(start, stop):
+        code[e] = FREE
+    while n_free > 0 and mass > 0.0:
+        total = 0.0
+        for e in range(start, stop):
+            if code[e] == FREE:
+                total += p[e]
+        if total * scale < FAINT * mass:
+            return respond_steep(start, stop, problem, v, successor, p, code)
+        factor = mass / total
+        scale *= factor
+        short = 0.0
+        over = 0.0
+        for e in range(start, stop):
+            if code[e] == FREE:
+                p[e] *= factor
+                short += max(lower[e] - p[e], 0.0)
+                over += max(p[e] - upper[e], 0.0)
+        if short == 0.0 and over == 0.0:
+            break
+        fixed, count = fix(start, stop, lower, upper, short >= over, over >= short, p, code)
+        mass -= fixed
+        n_free -= count
+    return -clipped_value(start, stop, target, v, successor, lower, math.log(scale) - log_total, p, code)
+
+
+@compiled
+def respond_steep(start, stop, problem, v, successor, p, code):
+    """The answer of a pair in logarithms, for targets and potentials of any size; returns -psi."""
+    target, lower, upper = problem.target, problem.lower, problem.upper
+    mass = 1.0
+    t = 0.0
+    n_free = stop - start
+    for e in range(start, stop):
+        code[e] = FREE
+    while n_free > 0 and mass > 0.0:
+        largest = -math.inf
+        for e in range(start, stop):
+            if code[e] == FREE:
+                largest = max(largest, target[e] + v[successor[e]])
+        total = 0.0
+        for e in range(start, stop):
+            if code[e] == FREE:
+                p[e] = math.exp(target[e] + v[successor[e]] - largest)
+                total += p[e]
+        scale = mass / total
+        t = math.log(scale) - largest
+        short = 0.0
+        over = 0.0
+        for e in range(start, stop):
+            if code[e] == FREE:
+                p[e] *= scale
+                short += max(lower[e] - p[e], 0.0)
+                over += max(p[e] - upper[e], 0.0)
+        if short == 0.0 and over == 0.0:
+            break
+        fixed, count = fix(start, stop, lower, upper, short >= over, over >= short, p, code)
+        mass -= fixed
+        n_free -= count
+    return -clipped_value(start, stop, target, v, successor, lower, t, p, code)
+
+
+@compiled
+def fix(start, stop, lower, upper, to_lower, to_upper, p, code):
+    """Put free entries outside their interval at its end, on the sides asked for; returns their mass and number."""
+    mass = 0.0
+    count = 0
+    for e in range(start, stop):
+        if code[e] == FREE:
+            if to_lower and p[e] < lower[e]:
+                p[e] = lower[e]
+                code[e] = AT_LOWER
+            elif to_upper and p[e] > upper[e]:
+                p[e] = upper[e]
+                code[e] = AT_UPPER
+            else:
+                continue
+            mass += p[e]
+            count += 1
+    return mass, count
+
+
+@compiled
+def clipped_value(start, stop, target, v, successor, lower, t, p, code):
+    """psi = sum p (ln p - z), where ln p - z = t for free entries; free entries of a pair with no mass left go to their lower end."""
+    mass = 1.0
+    for e in range(start, stop):
+        if code[e] != FREE:
+            mass -= p[e]
+    psi = 0.0
+    for e in range(start, stop):
+        if code[e] == FREE and mass > 0.0:
+            psi += p[e] * t
+        else:
+            if code[e] == FREE:
+                p[e] = lower[e]
+                code[e] = AT_LOWER
+            if p[e] > 0.0:
+                psi += p[e] * (math.log(p[e]) - target[e] - v[successor[e]])
+    return psi
+
+
+@compiled
+def respond(start, stop, shift, problem, log_base, growth, v, successor, p, code):
+    """p <- argmin_{lower <= p <= upper, sum p = 1} sum_y p (ln p - z), z = target + v(y), with its value psi.
+
+    The unclipped softmax is tried first, since most pairs stay inside their intervals, and needs no logarithm in this form.
+
+    Args:
+        shift: What turns an entry into its successor where the successors are a whole layer, else -1.
+        log_base: Logarithm of what weight and growth are relative to.
+
+    Returns:
+        exponent and factor with exp(-psi) = factor * exp(exponent), and whether p is clipped.
+    """
+    weight, lower, upper = problem.weight, problem.lower, problem.upper
+    total = 0.0
+    if shift >= 0:
+        for e in range(start, stop):
+            share = weight[e] * growth[shift + e - start]
+            p[e] = share
+            total += share
+    else:
+        for e in range(start, stop):
+            share = weight[e] * growth[successor[e]]
+            p[e] = share
+            total += share
+    if total < FAINT:
+        return respond_steep(start, stop, problem, v, successor, p, code), 1.0, True
+    scale = 1.0 / total
+    outside = 0
+    for e in range(start, stop):
+        share = p[e] * scale
+        p[e] = share
+        outside += (share < lower[e]) | (share > upper[e])
+    if outside == 0:
+        return log_base, total, False
+    return respond_clipped(start, stop, problem, math.log(total) + log_base, v, successor, p, code), 1.0, True
+
+
+@compiled
+def price(costs, multipliers, penalty):
+    """penalty <- sum_i multipliers_i costs_i."""
+    for pair in range(penalty.shape[0]):
+        penalty[pair] = 0.0
+    for i in range(multipliers.shape[0]):
+        if multipliers[i] != 0.0:
+            for pair in range(penalty.shape[0]):
+                penalty[pair] += multipliers[i] * costs[i, pair]
+
+
+@compiled
+def grow(start, stop, v, growth):
+    """growth <- exp(v - top) over a range of states; returns top, their largest potential."""
+    top = v[start]
+    for j in range(start + 1, stop):
+        top = max(top, v[j])
+    for j in range(start, stop):
+        growth[j] = math.exp(v[j] - top)
+    return top
+
+
+@compiled
+def evaluate(geometry, problem, response, v, multipliers):
+    """Evaluate the dual at (v, multipliers), shift the potentials so that every layer has mass one, and return the dual value.
+
+    With shifted potentials the dual F = sum s + v(x_0) is L + v(x_0); its partial minimum over the shifts is closed form.
+    `v` has n + 1 entries, the last of which, the terminal state's, is zero.
+    """
+    first, actions, row, successor = geometry.first, geometry.actions, geometry.row, geometry.successor
+    p, code, clipped, s = response.p, response.code, response.clipped, response.s
+    exponents, penalty, growth = response.exponent, response.penalty, response.growth
+    layers = first.shape[0] - 1
+    price(problem.costs, multipliers, penalty)
+    shift = 0.0
+    for k in range(layers - 1, -1, -1):
+        # potentials of the next layer are already shifted by `shift` in total; doing the layers backwards makes this consistent
+        after = first[k + 1]
+        top = grow(after, first[k + 2] if k < layers - 1 else after + 1, v, growth)
+        largest = -math.inf
+        for j in range(first[k], first[k + 1]):
+            own = v[j] + shift
+            for pair in range(j * actions, (j + 1) * actions):
+                start, stop = row[pair], row[pair + 1]
+                if stop - start == 1:
+                    p[start] = 1.0
+                    exponent, s[pair], clipped[pair] = problem.target[start] + v[successor[start]], 1.0, False
+                else:
+                    dense = after if geometry.dense[k] else -1
+                    exponent, s[pair], clipped[pair] = respond(
+                        start, stop, dense, problem, problem.base[pair] + top, growth, v, successor, p, code
+                    )
+                exponent -= own + penalty[pair]
+                exponents[pair] = exponent
+                largest = max(largest, exponent)
+        total = 0.0
+        for pair in range(first[k] * actions, after * actions):
+            s[pair] *= math.exp(exponents[pair] - largest)
+            total += s[pair]
+        shift += largest + math.log(total)
+        for pair in range(first[k] * actions, after * actions):
+            s[pair] /= total
+        for j in range(first[k], first[k + 1]):
+            v[j] += shift
+    flows(geometry, response)
+    return v[0]
+
+
+@compiled
+def flows(geometry, response):
+    """What arrives at every state and what leaves it."""
+    first, actions, row, successor = geometry.first, geometry.actions, geometry.row, geometry.successor
+    p, s, inflow, outflow = response.p, response.s, response.inflow, response.outflow
+    layers = first.shape[0] - 1
+    for j in range(inflow.shape[0]):
+        inflow[j] = 0.0
+    inflow[0] = 1.0
+    for k in range(layers):
+        after = first[k + 1]
+        for j in range(first[k], after):
+            total = 0.0
+            for pair in range(j * actions, (j + 1) * actions):
+                mass = s[pair]
+                total += mass
+                if k == layers - 1:
+                    continue
+                start, stop = row[pair], row[pair + 1]
+                if geometry.dense[k]:
+                    for e in range(stop - start):
+                        inflow[after + e] += mass * p[start + e]
+                else:
+                    for e in range(start, stop):
+                        inflow[successor[e]] += mass * p[e]
+            outflow[j] = total

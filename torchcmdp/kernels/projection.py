@@ -1,0 +1,257 @@
+"""The KL projection of one instance onto its safe set, with a certificate; and of a batch, over threads."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchcmdp.kernels.cpu import compiled, over_batch
+from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.newton import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, Work, cooled_newton, full, newton, workspace
+from torchcmdp.kernels.pairs import FREE, Problem, weigh
+
+SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = 0, 1, 2, 3
+
+# Newton's method from zero is given this many iterations before it is started again on a cooling schedule.
+PLAIN_ITERATIONS = 30
+
+
+class Limits(NamedTuple):
+    """When to stop: see `Newton`."""
+
+    multiplier_cap: float
+    tolerance: float
+    max_iterations: int
+
+
+@compiled
+def is_valid(geometry, target, lower, upper, costs):
+    """No NaN, no infinite cost, and intervals that hold a distribution."""
+    row = geometry.row
+    for pair in range(row.shape[0] - 1):
+        low = 0.0
+        high = 0.0
+        for e in range(row[pair], row[pair + 1]):
+            if not (target[e] < math.inf and 0.0 <= lower[e] <= upper[e]):
+                return False
+            low += lower[e]
+            high += upper[e]
+        if not (low <= 1.0 + 1e-9 and high >= 1.0 - 1e-9):
+            return False
+    for i in range(costs.shape[0]):
+        for pair in range(costs.shape[1]):
+            if not abs(costs[i, pair]) < math.inf:
+                return False
+    return True
+
+
+@compiled
+def normalise(costs, scaled, scale):
+    """scaled <- each constraint divided by its largest cost, so that tolerances mean the same whatever its unit."""
+    for i in range(costs.shape[0]):
+        largest = 0.0
+        for pair in range(costs.shape[1]):
+            largest = max(largest, abs(costs[i, pair]))
+        scale[i] = largest if largest > 0.0 else 1.0
+        for pair in range(costs.shape[1]):
+            scaled[i, pair] = costs[i, pair] / scale[i]
+
+
+@compiled
+def recover(geometry, problem, response, v, used, occupancy, log_occupancy):
+    """The occupancy of the dual's policy and kernel, by the forward recursion: flow and intervals then hold to rounding.
+
+    `used` becomes what it spends of each constraint. Returns the objective sum q (ln q - target) plus the dual value v(x_0).
+    """
+    actions, row, successor = geometry.actions, geometry.row, geometry.successor
+    p, s, mass, target, costs = response.p, response.s, response.inflow, problem.target, problem.costs
+    n = mass.shape[0] - 1
+    for i in range(used.shape[0]):
+        used[i] = 0.0
+    for j in range(n + 1):
+        mass[j] = 0.0
+    mass[0] = 1.0
+    surplus = v[0]
+    for j in range(n):
+        # outflow and s are a state's policy up to a factor
+        out = response.outflow[j]
+        for pair in range(j * actions, (j + 1) * actions):
+            occupied = mass[j] * (s[pair] / out if out > 0.0 else 1.0 / actions)
+            for i in range(used.shape[0]):
+                used[i] += occupied * costs[i, pair]
+            start, stop = row[pair], row[pair + 1]
+            heaviest = start
+            for e in range(start, stop):
+                q = occupied * p[e]
+                occupancy[e] = q
+                mass[successor[e]] += q
+                if q > occupancy[heaviest]:
+                    heaviest = e
+            # the logarithms of an unclipped pair differ by known numbers: one is enough
+            known = -math.inf
+            if occupancy[heaviest] > 0.0:
+                known = math.log(occupancy[heaviest]) - target[heaviest] - v[successor[heaviest]]
+            for e in range(start, stop):
+                q = occupancy[e]
+                if q > 0.0:
+                    additive = not response.clipped[pair] and v[successor[e]] > -math.inf
+                    log_q = known + target[e] + v[successor[e]] if additive else math.log(q)
+                    log_occupancy[e] = log_q
+                    surplus += q * (log_q - target[e])
+                else:
+                    log_occupancy[e] = -math.inf
+    return surplus
+
+
+@compiled
+def certify(surplus, used, lam, cap):
+    """The duality gap, the largest violation, and what of it the multipliers do not price, from `recover`.
+
+    The gap is that of the problem with penalty sum(lam) * largest violation, which has the same solution for every cap above.
+    """
+    violation = 0.0
+    total = 0.0
+    level = 0.0
+    for i in range(lam.shape[0]):
+        violation = max(violation, used[i])
+        total += lam[i]
+        level += lam[i] * used[i] / cap
+    unpriced = violation - max(level, 0.0) if full(lam, cap) else violation
+    return surplus + total * violation, violation, unpriced
+
+
+@compiled
+def project_one(
+    geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers
+):  # fmt: skip
+    """The projection of exp(target) in KL divergence.
+
+    Args:
+        target, lower, upper: `(E)`.
+        costs: `(m x P)`.
+        limits: `Limits`.
+        work: `workspace(geometry, m)`.
+        occupancy, log_occupancy, potentials, multipliers: outputs, `(E)`, `(E)`, `(n)`, `(m)`.
+
+    Returns:
+        status, iterations, residual, gap.
+    """
+    cap, v, lam = limits.multiplier_cap, work.v, work.lam
+    for j in range(v.shape[0]):
+        v[j] = 0.0
+    for i in range(lam.shape[0]):
+        lam[i] = 0.0
+    if not is_valid(geometry, target, lower, upper, costs):
+        return INVALID, 0, 0.0, 0.0
+    normalise(costs, work.costs, work.scale)
+    problem = Problem(target, lower, upper, work.costs, work.weight, work.base)
+    weigh(geometry, target, upper, work.weight, work.base)
+    plain = min(PLAIN_ITERATIONS, limits.max_iterations)
+    iterations, converged = newton(geometry, problem, cap, limits.tolerance, plain, work)
+    if not converged and plain < limits.max_iterations:
+        spent, converged = cooled_newton(geometry, problem, cap, limits.tolerance, limits.max_iterations - plain, work)
+        iterations += spent
+    surplus = recover(geometry, problem, work.response, v, work.used, occupancy, log_occupancy)
+    gap, violation, unpriced = certify(surplus, work.used, lam, cap)
+    for j in range(potentials.shape[0]):
+        potentials[j] = v[j]
+    for i in range(lam.shape[0]):
+        multipliers[i] = lam[i] / work.scale[i]
+    elastic = violation > ACCEPTABLE_RESIDUAL
+    # at the cap the gap is a difference of numbers as large as the dual value
+    allowed = ACCEPTABLE_GAP * (1.0 + abs(v[0])) if elastic else ACCEPTABLE_GAP
+    if not (unpriced <= ACCEPTABLE_RESIDUAL and gap <= allowed):
+        return MAX_ITERATIONS, iterations, unpriced, gap
+    return (ELASTIC if elastic else SOLVED), iterations, unpriced, gap
+
+
+class Instance(NamedTuple):
+    """Compact inputs and outputs of one instance, between the padded tensors and `project_one`."""
+
+    target: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    costs: np.ndarray
+    occupancy: np.ndarray
+    log_occupancy: np.ndarray
+    potentials: np.ndarray
+    multipliers: np.ndarray
+
+
+def empty_instance(geometry: Geometry, m: int) -> Instance:
+    """Room for one instance."""
+    entries, pairs, n = len(geometry.successor), len(geometry.pair_at), len(geometry.state_at)
+    return Instance(*(np.zeros(size) for size in (entries, entries, entries, (m, pairs), entries, entries, n, m)))
+
+
+@compiled
+def project_range(
+    start, stop, geometry, target, lower, upper, costs, limits, work, instance,
+    occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations,
+):  # fmt: skip
+    """Solve instances start..stop-1 of a batch of flattened padded tensors, filling in the outputs."""
+    entry_at, pair_at, state_at = geometry.entry_at, geometry.pair_at, geometry.state_at
+    for b in range(start, stop):
+        for e in range(entry_at.shape[0]):
+            at = entry_at[e]
+            instance.target[e] = target[b, at]
+            instance.lower[e] = lower[b, at]
+            instance.upper[e] = upper[b, at]
+        for i in range(costs.shape[1]):
+            for pair in range(pair_at.shape[0]):
+                instance.costs[i, pair] = costs[b, i, pair_at[pair]]
+        status[b], iterations[b], residual[b], gap[b] = project_one(
+            geometry, instance.target, instance.lower, instance.upper, instance.costs, limits, work,
+            instance.occupancy, instance.log_occupancy, instance.potentials, instance.multipliers,
+        )  # fmt: skip
+        if status[b] == INVALID:
+            continue
+        for e in range(entry_at.shape[0]):
+            occupancy[b, entry_at[e]] = instance.occupancy[e]
+            log_occupancy[b, entry_at[e]] = instance.log_occupancy[e]
+        for j in range(state_at.shape[0]):
+            potentials[b, state_at[j]] = instance.potentials[j]
+        for i in range(costs.shape[1]):
+            multipliers[b, i] = instance.multipliers[i]
+
+
+class Batch(NamedTuple):
+    """The outputs of `project_batch`, over flattened padded tensors, in the order of `ProjectionResult`."""
+
+    occupancy: np.ndarray
+    log_occupancy: np.ndarray
+    potentials: np.ndarray
+    multipliers: np.ndarray
+    status: np.ndarray
+    residual: np.ndarray
+    gap: np.ndarray
+    iterations: np.ndarray
+
+
+def project_batch(
+    geometry: Geometry, target: np.ndarray, lower: np.ndarray, upper: np.ndarray, costs: np.ndarray, states: int, limits: Limits
+) -> Batch:
+    """Project a batch of padded instances.
+
+    Args:
+        target, lower, upper: `(B x (L*S*A*K))`, C-contiguous float64.
+        costs: `(B x m x (L*S*A))`.
+        states: L * S, the size of the padded potentials.
+    """
+    batch, m = costs.shape[:2]
+    outputs = Batch(
+        np.zeros(target.shape), np.full(target.shape, -np.inf), np.zeros((batch, states)), np.zeros((batch, m)),
+        np.zeros(batch, np.int8), np.zeros(batch), np.zeros(batch), np.zeros(batch, np.int64),
+    )  # fmt: skip
+
+    def kernel(start: int, stop: int) -> None:
+        work, instance = workspace(geometry, m), empty_instance(geometry, m)
+        project_range(start, stop, geometry, target, lower, upper, costs, limits, work, instance, *outputs)
+
+    over_batch(kernel, batch, len(geometry.entry_at), *())
+    return outputs
+
+
+__all__ = ["Batch", "Instance", "Limits", "Work", "project_batch", "project_one", "project_range", "workspace", "FREE"]

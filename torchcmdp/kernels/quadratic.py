@@ -1,0 +1,182 @@
+"""The quadratic of the multipliers' step over {low <= d, sum d <= room}, exactly: m is small, the answer must not be approximate."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchcmdp.kernels.cpu import compiled
+
+
+class Small(NamedTuple):
+    """Work space of size m, and of size m x m."""
+
+    linear: np.ndarray
+    low: np.ndarray
+    slope: np.ndarray
+    step: np.ndarray
+    ones: np.ndarray
+    free: np.ndarray
+    factor: np.ndarray
+
+
+def empty_small(m: int) -> Small:
+    """Room for `quadratic` with m multipliers."""
+    return Small(*(np.zeros(m) for _ in range(5)), np.zeros(m, np.int8), np.zeros((m, m)))
+
+
+@compiled
+def factor_free(matrix, free, factor):
+    """Cholesky factor of matrix[free, free]; a pivot that is noise is kept away from zero."""
+    for i in range(free.shape[0]):
+        if free[i]:
+            for j in range(i):
+                if free[j]:
+                    total = matrix[i, j]
+                    for c in range(j):
+                        if free[c]:
+                            total -= factor[i, c] * factor[j, c]
+                    factor[i, j] = total / factor[j, j]
+            pivot = matrix[i, i]
+            for c in range(i):
+                if free[c]:
+                    pivot -= factor[i, c] * factor[i, c]
+            factor[i, i] = math.sqrt(max(pivot, 1e-14 * matrix[i, i]))
+
+
+@compiled
+def solve_free(factor, free, rhs):
+    """rhs <- matrix[free, free]^-1 rhs on the free entries, zero on the others; returns its sum."""
+    m = rhs.shape[0]
+    for i in range(m):
+        if not free[i]:
+            rhs[i] = 0.0
+            continue
+        for c in range(i):
+            if free[c]:
+                rhs[i] -= factor[i, c] * rhs[c]
+        rhs[i] /= factor[i, i]
+    total = 0.0
+    for i in range(m - 1, -1, -1):
+        if free[i]:
+            rhs[i] /= factor[i, i]
+            total += rhs[i]
+            for c in range(i):
+                if free[c]:
+                    rhs[c] -= factor[i, c] * rhs[i]
+    return total
+
+
+@compiled
+def sweep(matrix, low, room, d, slope):
+    """Minimise over each coordinate in turn within the set; `slope` stays matrix d + linear. Returns the room left and the largest move."""
+    largest = 0.0
+    for i in range(d.shape[0]):
+        new = min(max(d[i] - slope[i] / matrix[i, i], low[i]), d[i] + room)
+        move = new - d[i]
+        if move != 0.0:
+            d[i] = new
+            room = max(room - move, 0.0)
+            largest = max(largest, abs(move))
+            for j in range(d.shape[0]):
+                slope[j] += matrix[i, j] * move
+    return room, largest
+
+
+@compiled
+def face_step(matrix, small, full):
+    """step <- the way to the minimum over the free entries, with a sum of zero where `full`; returns the price of the sum."""
+    slope, step, ones, free = small.slope, small.step, small.ones, small.free
+    m = step.shape[0]
+    factor_free(matrix, free, small.factor)
+    for i in range(m):
+        step[i] = -slope[i]
+        ones[i] = 1.0
+    moved = solve_free(small.factor, free, step)
+    if not full:
+        return 0.0
+    each = solve_free(small.factor, free, ones)
+    if each <= 0.0:
+        return 0.0
+    mu = moved / each
+    for i in range(m):
+        step[i] -= mu * ones[i]
+    return mu
+
+
+@compiled
+def quadratic(matrix, room, small, d):
+    """d <- argmin 1/2 d'Md + linear'd over low <= d, sum d <= room (with low <= 0 <= room), by a primal active-set method.
+
+    Clipping the unconstrained step instead would give ascent directions: this has to be exact. Two sweeps over the coordinates
+    guess the face; then a step to the minimum of the face is cut at the first bound in its way, or the bound with the worst sign
+    is released.
+    """
+    linear, low, slope, step, free = small.linear, small.low, small.slope, small.step, small.free
+    m = d.shape[0]
+    for i in range(m):
+        d[i] = 0.0
+        slope[i] = linear[i]
+    left = room
+    for _ in range(2):
+        left, move = sweep(matrix, low, left, d, slope)
+        # a zero move is a minimum unless the room is used up, where two entries could still trade places
+        if m == 1 or (move == 0.0 and left > 0.0):
+            return
+    full = left <= 1e-15 * room
+    for i in range(m):
+        free[i] = d[i] > low[i]
+    for _ in range(50 + 10 * m):
+        mu = face_step(matrix, small, full)
+        scale, blocking = longest_step(small, d, room, full)
+        for i in range(m):
+            if free[i]:
+                d[i] = max(d[i] + scale * step[i], low[i])
+        if blocking == m:
+            full = True
+        elif blocking >= 0:
+            d[blocking] = low[blocking]
+            free[blocking] = False
+        for i in range(m):
+            slope[i] = linear[i]
+            for j in range(m):
+                slope[i] += matrix[i, j] * d[j]
+        if blocking >= 0:
+            continue
+        release = -1
+        worst = 0.0
+        for i in range(m):
+            wrong = -slope[i] - mu
+            if not free[i] and wrong > max(worst, 1e-13 * abs(linear[i])):
+                worst = wrong
+                release = i
+        if full and -mu > worst:
+            full = False
+        elif release >= 0:
+            free[release] = True
+        else:
+            return
+
+
+@compiled
+def longest_step(small, d, room, full):
+    """How much of `step` fits into the set, at most all, and which bound is in the way: an entry, m for the sum, or -1 for none."""
+    low, step, free = small.low, small.step, small.free
+    m = d.shape[0]
+    scale = 1.0
+    blocking = -1
+    used = 0.0
+    grown = 0.0
+    for i in range(m):
+        used += d[i]
+        if free[i]:
+            grown += step[i]
+            if d[i] + scale * step[i] < low[i]:
+                scale = (low[i] - d[i]) / step[i]
+                blocking = i
+    if not full and used + scale * grown > room:
+        scale = max(room - used, 0.0) / grown
+        blocking = m
+    return scale, blocking
