@@ -6,16 +6,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels import wcops
+from torchcmdp.kernels import opt_primal_dual, pdbps, wcops
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.metrics import tally, track, track_values
-from torchcmdp.kernels.occupancy import pair_occupancy_of, policy_of_log
-from torchcmdp.kernels.options import entry, kernel
+from torchcmdp.kernels.occupancy import pair_occupancy_of, policy_of_log, policy_of_logits
+from torchcmdp.kernels.options import entry, formula, kernel
 from torchcmdp.kernels.processes import OGD, Process, advance, load_values, store
+from torchcmdp.kernels.projection import INVALID
 from torchcmdp.kernels.rollout import Steps, is_policy, rollout, steps
 
-# why a run's block ended early
-FINE, BAD_POLICY, BAD_PROBLEM = range(3)
+# why a run cannot go on, and what to say about it
+BAD_POLICY, BAD_STEP, BAD_PROBLEM = 1, 2, 3
+ADVICE = {
+    BAD_POLICY: "its policy has an entry that is no probability; expected finite numbers that are not negative.",
+    BAD_STEP: "its trajectory has a state or an action that its layer does not have.",
+    BAD_PROBLEM: "its safe set or its target has numbers that are not valid, such as NaN; expected finite rewards and costs.",
+}
 
 
 class Scene(NamedTuple):
@@ -31,7 +37,7 @@ class Scene(NamedTuple):
         changing: Whether the comparators need the values of every episode, 0 or 1.
         reward_sum, cost_sum, worst_cost: Of the comparators, `(runs x [m x] L S A)`, written to; empty where they do not.
         last, window, total, positive: The diagnostics of the last episode and the tally's sums, `(tags x runs)`, written to.
-        failed: Why a run's block ended early, `(runs,)` int8, written to.
+        failed: Why a run's block ended early, `(runs,)` int64, written to.
     """
 
     seed: int
@@ -68,25 +74,25 @@ class Stage(NamedTuple):
 
 def empty_stage(geometry: Geometry, constraints: int) -> Stage:
     """Room for one run of an environment."""
-    pairs = len(geometry.row) - 1
+    pairs = len(geometry.pair_at)
     return Stage(
         np.zeros(pairs),
         np.zeros(pairs),
-        np.zeros(int(geometry.first[-1]) + 1),
+        np.zeros(len(geometry.state_at) + 1),
         np.zeros((1, pairs)),
         np.zeros((constraints, pairs)),
         steps(len(geometry.first) - 1, constraints),
     )
 
 
-@kernel
+@formula
 def enter(geometry, scene, run, stage):
     """Find the values that a run's next episode has."""
     load_values(geometry, scene.rewards, run, scene.rewards.episode, stage.reward_values)
     load_values(geometry, scene.costs, run, scene.costs.episode, stage.cost_values)
 
 
-@kernel
+@formula
 def leave(geometry, process, run, values):
     """Keep the values that an adversary has come to."""
     if process.kind == OGD:
@@ -147,10 +153,48 @@ def play_wcops(start, stop, episodes, geometry, scene, settings, hyper, learnt, 
             status = wcops.update(
                 geometry, settings, hyper, run, learnt + t + 1, stage.policy, stage.steps, buffers, state, scene.last
             )
-            if status == 3:
+            if status == INVALID:
                 scene.failed[run] = BAD_PROBLEM
                 break
             move_on(geometry, scene, run, t, t == episodes - 1, stage)
         leave(geometry, scene.rewards, run, stage.reward_values)
         leave(geometry, scene.costs, run, stage.cost_values)
         wcops.store(geometry, run, buffers, state)
+
+
+@entry
+def play_opt_primal_dual(start, stop, episodes, geometry, scene, settings, hyper, learnt, buffers, stage, state):
+    """`episodes` episodes of runs start .. stop-1 with OptPrimalDual; arguments as for `play_wcops`."""
+    for run in range(start, stop):
+        opt_primal_dual.load(geometry, settings, hyper, run, buffers, state)
+        enter(geometry, scene, run, stage)
+        for t in range(episodes):
+            policy_of_logits(geometry, state.logits, stage.policy)
+            if not is_policy(stage.policy):
+                scene.failed[run] = BAD_POLICY
+                break
+            perform(geometry, scene, run, t, stage)
+            opt_primal_dual.update(geometry, settings, hyper, run, stage.policy, stage.steps, buffers, state, scene.last)
+            move_on(geometry, scene, run, t, t == episodes - 1, stage)
+        leave(geometry, scene.rewards, run, stage.reward_values)
+        leave(geometry, scene.costs, run, stage.cost_values)
+        opt_primal_dual.store(geometry, run, buffers, state)
+
+
+@entry
+def play_pdbps(start, stop, episodes, geometry, scene, settings, hyper, learnt, buffers, stage, state):
+    """`episodes` episodes of runs start .. stop-1 with PDB-PS; arguments as for `play_wcops`."""
+    for run in range(start, stop):
+        pdbps.load(geometry, settings, hyper, run, buffers, state)
+        enter(geometry, scene, run, stage)
+        for t in range(episodes):
+            policy_of_logits(geometry, state.logits, stage.policy)
+            if not is_policy(stage.policy):
+                scene.failed[run] = BAD_POLICY
+                break
+            perform(geometry, scene, run, t, stage)
+            pdbps.update(geometry, settings, hyper, run, stage.policy, stage.steps, buffers, state, scene.last)
+            move_on(geometry, scene, run, t, t == episodes - 1, stage)
+        leave(geometry, scene.rewards, run, stage.reward_values)
+        leave(geometry, scene.costs, run, stage.cost_values)
+        pdbps.store(geometry, run, buffers, state)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.options import formula, kernel
 
 # the kinds, numbered as in `torchcmdp.confidence.CONFIDENCE_KINDS`
 ENTRYWISE, L1, BERNSTEIN, EFRONI, LUO = range(5)
@@ -38,13 +38,19 @@ class Room(NamedTuple):
     own_order: np.ndarray
 
 
+def empty_room(geometry: Geometry) -> Room:
+    """Room for the states of a geometry."""
+    states = len(geometry.state_at) + 1
+    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(states, np.int64))
+
+
 def kernel_set(kind: int, geometry: Geometry) -> KernelSet:
     """Room for a set."""
-    entries, pairs = len(geometry.successor), len(geometry.row) - 1
+    entries, pairs = len(geometry.successor), len(geometry.pair_at)
     return KernelSet(kind, np.zeros(entries), np.zeros(entries), np.zeros(entries), np.zeros(pairs))
 
 
-@kernel
+@formula
 def half_width(kind, center, visits, successors, iota, radius_scale):
     """How far the probability of a successor may lie from its center; one where the pair was never visited."""
     samples = max(visits, 1.0)
@@ -63,13 +69,13 @@ def half_width(kind, center, visits, successors, iota, radius_scale):
     return radius_scale * width
 
 
-@kernel
+@formula
 def ball_radius(visits, successors, iota, radius_scale):
     """Radius of the L1 ball; two, which admits every kernel, where the pair was never visited."""
     return radius_scale * math.sqrt((2.0 * iota) * successors / max(visits, 1.0)) if visits > 0.0 else 2.0
 
 
-@kernel
+@formula
 def empirical_row(geometry, p, visits, transition_visits, center):
     """center <- M / N of pair p, and uniform where it was never visited."""
     begin, end = geometry.row[p], geometry.row[p + 1]
@@ -94,7 +100,7 @@ def confidence_row(geometry, p, visits, transition_visits, iota, radius_scale, k
         kernels.upper[e] = min(center + half, 1.0)
 
 
-@kernel
+@formula
 def sort_down(values, base, count, order):
     """order <- 0 .. count-1 by values[base + .], largest first."""
     for j in range(count):
@@ -105,7 +111,7 @@ def sort_down(values, base, count, order):
         order[place] = j
 
 
-@kernel
+@formula
 def sort_row_down(values, successor, begin, end, order):
     """order <- 0 .. by the values of the successors of the entries begin .. end-1, largest first."""
     for j in range(end - begin):

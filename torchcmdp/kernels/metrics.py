@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from torchcmdp.kernels.occupancy import expected_value
-from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.options import formula, kernel
 from torchcmdp.kernels.processes import largest
 
 
-@kernel
+@formula
 def episode_regret(rewards, comparator, occupancy):
     """<r_t, q* - q_t>."""
     total = 0.0
@@ -56,7 +56,7 @@ def track_values(geometry, run, costs, reward_values, cost_values, reward_sum, c
             worst_cost[run, i, place] = max(worst_cost[run, i, place], largest(costs, value))
 
 
-@kernel
+@formula
 def tally(run, last, window, total, positive):
     """Add a run's last diagnostics to the sums, `(tags x runs)` each."""
     for j in range(last.shape[0]):

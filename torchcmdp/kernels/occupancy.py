@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.options import formula, kernel
 
 
 @kernel
 def policy_of_log(geometry, log_occupancy, policy):
-    """policy <- the policy of an occupancy given by its logarithm: a softmax over actions and successors, in the state's own scale."""
+    """policy <- that of an occupancy given by its logarithm: a softmax over actions and successors, in the state's own scale."""
     row, actions = geometry.row, geometry.actions
     for x in range(geometry.first[-1]):
         largest = -math.inf
@@ -74,7 +74,7 @@ def pair_occupancy_of(geometry, policy, transitions, mass, occupancy):
                 mass[successor[e]] += pair * transitions[e]
 
 
-@kernel
+@formula
 def expected_value(values, i, occupancy):
     """<v_i, q>."""
     total = 0.0

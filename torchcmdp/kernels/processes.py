@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.options import formula, kernel
 
 # how the values change over the episodes
 CONSTANT, SWITCHING, CYCLIC, REPLAY, OGD = range(5)
@@ -45,7 +45,7 @@ class Process(NamedTuple):
     played: np.ndarray
 
 
-@kernel
+@formula
 def block_in_force(process, episode):
     """Which block gives the values after `episode` episodes."""
     blocks = process.blocks.shape[0]
@@ -72,7 +72,7 @@ def load_values(geometry, process, run, episode, values):
             values[i, p] = process.values[run, i, place] if process.kind == OGD else process.blocks[block, row, i, place]
 
 
-@kernel
+@formula
 def observe(process, value, number):
     """The feedback at a visited pair of this value: 1 or `low` with this mean where the process is noisy."""
     if process.noisy == 0:
@@ -81,7 +81,7 @@ def observe(process, value, number):
     return success * (1.0 - process.low) + process.low
 
 
-@kernel
+@formula
 def largest(process, value):
     """The largest feedback that a pair of this value can give."""
     return 1.0 if process.noisy == 1 and value > process.low else value
@@ -98,7 +98,7 @@ def advance(geometry, process, run, episode, policy, values):
         load_values(geometry, process, run, episode + 1, values)
 
 
-@kernel
+@formula
 def descend(geometry, process, run, episode, policy, values):
     """The adversary's step after episode `episode`, counted from 1: v + rate pi base, clipped to [low, high]."""
     rate = process.rate / math.sqrt(float(episode if process.horizon == 0 else process.horizon))

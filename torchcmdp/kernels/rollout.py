@@ -10,7 +10,7 @@ import numpy as np
 from torchcmdp.kernels.options import kernel
 from torchcmdp.kernels.processes import observe
 from torchcmdp.kernels.sampling import draw, draw_from
-from torchcmdp.kernels.streams import uniform
+from torchcmdp.kernels.streams import SLOTS, uniform
 
 ACTION, NEXT_STATE, REWARD, COST = 0, 1, 2, 3  # the purpose of a number; constraint i uses COST + i
 
@@ -54,14 +54,14 @@ def rollout(geometry, policy, thresholds, seed, run, episode, rewards, costs, re
     state = 0
     for k in range(geometry.first.shape[0] - 1):
         begin = state * actions
-        p = begin + draw_from(policy, begin, begin + actions, uniform(seed, run, episode, ACTION, k))
-        e = row[p] + draw(thresholds, row[p], row[p + 1], uniform(seed, run, episode, NEXT_STATE, k))
+        p = begin + draw_from(policy, begin, begin + actions, uniform(seed, run, episode, k + SLOTS * ACTION))
+        e = row[p] + draw(thresholds, row[p], row[p + 1], uniform(seed, run, episode, k + SLOTS * NEXT_STATE))
         out.pairs[k] = p
         out.entries[k] = e
         # noise alone needs numbers, and a number depends on nothing but its place, so the others need not be made
-        number = uniform(seed, run, episode, REWARD, k) if rewards.noisy == 1 else 0.0
+        number = uniform(seed, run, episode, k + SLOTS * REWARD) if rewards.noisy == 1 else 0.0
         out.rewards[k] = observe(rewards, reward_values[0, p], number)
         for i in range(cost_values.shape[0]):
-            number = uniform(seed, run, episode, COST + i, k) if costs.noisy == 1 else 0.0
+            number = uniform(seed, run, episode, k + SLOTS * (COST + i)) if costs.noisy == 1 else 0.0
             out.costs[k, i] = observe(costs, cost_values[i, p], number)
         state = geometry.successor[e]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.options import formula
 
 
-@kernel
+@formula
 def draw(thresholds, begin, end, number):
     """How many of the thresholds begin .. end-1 lie at or below the number: the index drawn."""
     index = 0
@@ -15,7 +15,7 @@ def draw(thresholds, begin, end, number):
     return index
 
 
-@kernel
+@formula
 def draw_from(probabilities, begin, end, number):
     """`draw` from the thresholds of a row: cumulated, with steps at positive entries only, and normalised."""
     total = 0.0

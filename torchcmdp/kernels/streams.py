@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.options import formula, kernel
 
 MASK = 0xFFFFFFFF
 PARITY = 0x1BD11BDA
+SLOTS = 2**16  # of each purpose
 
 
-@kernel
+@formula
 def mix(x0, x1, shift):
     """One round: x0 + x1, then x1 rotated and mixed with it; words of 32 bits held in int64."""
     x0 = (x0 + x1) & MASK
     return x0, (((x1 << shift) | (x1 >> (32 - shift))) & MASK) ^ x0
 
 
-@kernel
+@formula
 def threefry2x32(key0, key1, counter0, counter1):
     """Threefry-2x32 with 20 rounds on words in [0, 2^32)."""
     key2 = key0 ^ key1 ^ PARITY
@@ -38,7 +39,7 @@ def threefry2x32(key0, key1, counter0, counter1):
 
 
 @kernel
-def uniform(seed, run, episode, purpose, layer):
-    """The number of one purpose in one step, in [0, 1) with 53 random bits."""
-    high, low = threefry2x32(seed, run, episode, layer + 65536 * purpose)
+def uniform(seed, run, episode, slot):
+    """The number of one step and purpose, in [0, 1) with 53 random bits; the slot is layer + SLOTS * purpose."""
+    high, low = threefry2x32(seed, run, episode, slot)
     return float((high >> 5) * 67108864 + (low >> 6)) * (1.0 / 9007199254740992.0)

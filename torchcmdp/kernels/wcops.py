@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.confidence import KernelSet, Room, confidence_row, kernel_set, upper_occupancy_visited
+from torchcmdp.kernels.confidence import KernelSet, Room, confidence_row, empty_room, kernel_set, upper_occupancy_visited
 from torchcmdp.kernels.estimation import (
     bonus,
     empirical_threshold,
@@ -22,8 +22,10 @@ from torchcmdp.kernels.estimation import (
     violation_threshold,
 )
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.options import kernel
-from torchcmdp.kernels.projection import Limits, Workspace, project_one, workspace
+from torchcmdp.kernels.newton import Work
+from torchcmdp.kernels.options import formula, kernel
+from torchcmdp.kernels.projection import ELASTIC, Limits, workspace
+from torchcmdp.kernels.solver import project_at
 
 TAGS = ("Solver/iterations", "Solver/residual", "Solver/elastic", "Learner/gamma_active", "Learner/max_beta")
 
@@ -41,6 +43,7 @@ class Settings(NamedTuple):
         log_floor: ln of the floor of the stored reference.
         target_floor: ln of the smallest reference that a solver is shown.
         limits: Of the projection.
+        solver: The address of the projection.
     """
 
     kind: int
@@ -53,6 +56,7 @@ class Settings(NamedTuple):
     log_floor: float
     target_floor: float
     limits: Limits
+    solver: int
 
 
 class Hyperparameters(NamedTuple):
@@ -93,12 +97,12 @@ class State(NamedTuple):
     occupancy: np.ndarray
     potentials: np.ndarray
     multipliers: np.ndarray
-    work: Workspace
+    work: Work
 
 
 def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
     """Room for the state of one run."""
-    states, pairs, entries = int(geometry.first[-1]), len(geometry.row) - 1, len(geometry.successor)
+    states, pairs, entries = len(geometry.state_at), len(geometry.pair_at), len(geometry.successor)
     return State(
         np.zeros(entries),
         np.zeros(pairs),
@@ -106,7 +110,7 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
         np.zeros((constraints, pairs)),
         np.zeros((constraints, pairs)),
         kernel_set(kind, geometry),
-        Room(np.zeros(states + 1), np.zeros(states + 1, np.int64), np.zeros(states + 1, np.int64)),
+        empty_room(geometry),
         np.zeros(len(geometry.first) - 1),
         np.zeros(constraints),
         np.zeros(entries),
@@ -156,7 +160,7 @@ def follow(geometry, settings, hyper, run, p, state):
         state.costs[i, p] = optimistic_cost(state.cost_estimate[i, p], cost_bonus, state.visits[p])
 
 
-@kernel
+@formula
 def count(geometry, settings, hyper, run, steps, buffers, state):
     """N, M and S_i with the episode counted, and the uncertainty with the widths that it was planned with."""
     for k in range(steps.pairs.shape[0]):
@@ -164,9 +168,7 @@ def count(geometry, settings, hyper, run, steps, buffers, state):
         if settings.empirical == 1:
             cost_bonus = bonus(state.visits[p], settings.bonus_logarithm, hyper.bonus_scale[run])
             kernels = state.kernels
-            buffers.uncertainty[run] += step_uncertainty(
-                geometry, p, kernels.lower, kernels.upper, cost_bonus, state.visits[p]
-            )
+            buffers.uncertainty[run] += step_uncertainty(geometry, p, kernels.lower, kernels.upper, cost_bonus, state.visits[p])
         state.visits[p] += 1.0
         state.transition_visits[steps.entries[k]] += 1.0
     for i in range(state.cost_estimate.shape[0]):
@@ -176,7 +178,7 @@ def count(geometry, settings, hyper, run, steps, buffers, state):
         buffers.path_violation[run, i] += met
 
 
-@kernel
+@formula
 def estimate_costs(settings, hyper, run, episode, steps, buffers, state):
     """Line 6: Gamma_i, then ghat at the visited pairs; returns the largest beta."""
     if settings.empirical == 1:
@@ -195,7 +197,7 @@ def estimate_costs(settings, hyper, run, episode, steps, buffers, state):
     return largest
 
 
-@kernel
+@formula
 def aim(geometry, settings, eta, gamma, steps, state):
     """Line 5: target <- ln qhat_t - eta loss, from which line 9 projects."""
     for e in range(state.target.shape[0]):
@@ -230,8 +232,8 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     largest = estimate_costs(settings, hyper, run, episode, steps, buffers, state)
     for k in range(steps.pairs.shape[0]):
         follow(geometry, settings, hyper, run, steps.pairs[k], state)
-    status, iterations, residual, _ = project_one(
-        geometry, state.target, state.kernels.lower, state.kernels.upper, state.costs, settings.limits, state.work,
+    status, iterations, residual, _ = project_at(
+        settings.solver, geometry, state.target, state.kernels.lower, state.kernels.upper, state.costs, settings.limits, state.work,
         state.occupancy, state.log_occupancy, state.potentials, state.multipliers,
     )  # fmt: skip
     for e in range(state.log_occupancy.shape[0]):
@@ -241,7 +243,7 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
         active += 1.0 if state.gamma_excess[i] > 0.0 else 0.0
     last[0, run] = iterations
     last[1, run] = residual
-    last[2, run] = 1.0 if status == 1 else 0.0
+    last[2, run] = 1.0 if status == ELASTIC else 0.0
     last[3, run] = active
     last[4, run] = largest
     return status

@@ -1,0 +1,49 @@
+"""The projection called by its address, from kernels that it is not compiled into."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.options import address_of
+from torchcmdp.kernels.projection import Limits, project_one, workspace
+
+_RESULT = types.Tuple((types.int64, types.int64, types.float64, types.float64))
+
+
+@intrinsic
+def project_at(
+    typing_context: Any, address: Any, geometry: Any, target: Any, lower: Any, upper: Any, costs: Any, limits: Any, work: Any,
+    occupancy: Any, log_occupancy: Any, potentials: Any, multipliers: Any,
+) -> Any:  # fmt: skip
+    """`project_one` at the address that `projection_address` gave."""
+    inputs = (geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        convention = context.call_conv
+        pointer = convention.get_function_type(_RESULT, inputs).as_pointer()
+        callee = builder.inttoptr(arguments[0], pointer)
+        status, result = convention.call_function(builder, callee, _RESULT, inputs, arguments[1:])
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return result
+
+    return _RESULT(types.int64, *inputs), generate
+
+
+@lru_cache(maxsize=1)
+def projection_address() -> int:
+    """Where the compiled `project_one` lies; compiles it, or loads it from the cache."""
+    one = np.zeros(2, np.int64)
+    geometry = Geometry(**{name: one if name != "actions" else 1 for name in Geometry._fields})
+    geometry = geometry._replace(dense=np.ones(1, np.int8))
+    vector, costs = np.zeros(1), np.zeros((1, 1))
+    work = workspace(geometry, 1)
+    samples = (geometry, vector, vector, vector, costs, Limits(1.0, 1e-11, 1), work, vector, vector, vector, vector)
+    return address_of(project_one, *samples)
