@@ -31,17 +31,18 @@ class KernelSet(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What `reach` and `optimistic` write on: values `(n + 1,)`, and orders of successors, of a layer and of a row, `(n,)`."""
+    """What `reach` and `expect` write on: values, and orders of a layer and of a row, `(n + 1,)` each, and of pairs `(P,)`."""
 
     values: np.ndarray
     order: np.ndarray
     own_order: np.ndarray
+    ahead: np.ndarray
 
 
 def empty_room(geometry: Geometry) -> Room:
     """Room for the states of a geometry."""
     states = len(geometry.state_at) + 1
-    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(states, np.int64))
+    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(states, np.int64), np.zeros(len(geometry.pair_at)))
 
 
 def kernel_set(kind: int, geometry: Geometry) -> KernelSet:
@@ -122,10 +123,9 @@ def sort_row_down(values, successor, begin, end, order):
         order[place] = j
 
 
-@kernel
-def best_in_box(geometry, kernels, begin, end, values, order):
+@formula
+def best_in_box(successor, lower, upper, begin, end, values, order):
     """max <p, f> over lower <= p <= upper, sum p = 1: what the lower ends leave goes to the best successors first."""
-    lower, upper, successor = kernels.lower, kernels.upper, geometry.successor
     left, best = 1.0, 0.0
     for e in range(begin, end):
         left -= lower[e]
@@ -140,11 +140,10 @@ def best_in_box(geometry, kernels, begin, end, values, order):
     return best
 
 
-@kernel
-def best_in_ball(geometry, kernels, p, begin, end, values, order):
+@formula
+def best_in_ball(successor, center, radius, begin, end, values, order):
     """max <p, f> over |p - center|_1 <= radius: half the radius moves from the worst successors to the best one."""
-    center, successor = kernels.center, geometry.successor
-    left, best = 0.5 * kernels.radius[p], 0.0
+    left, best = 0.5 * radius, 0.0
     for e in range(begin, end):
         best += center[e] * values[successor[e]]
     highest = values[successor[begin + order[0]]]
@@ -159,34 +158,49 @@ def best_in_ball(geometry, kernels, p, begin, end, values, order):
 
 
 @kernel
-def optimistic(geometry, kernels, p, width, room):
-    """The exact max over the set of sum_y p(y) f(y) for pair p; `room` has f, and the order of the next layer's `width` states."""
-    begin, end = geometry.row[p], geometry.row[p + 1]
-    if end - begin == 1:
-        return room.values[geometry.successor[begin]]
-    order = room.order
-    if end - begin < width:
-        order = room.own_order
-        sort_row_down(room.values, geometry.successor, begin, end, order)
-    if kernels.kind == L1:
-        return best_in_ball(geometry, kernels, p, begin, end, room.values, order)
-    return best_in_box(geometry, kernels, begin, end, room.values, order)
+def optimistic(kind, successor, center, lower, upper, radius, begin, end, values, order):
+    """The exact max over the set of sum_y p(y) f(y) for the pair with entries begin .. end-1.
+
+    `values` has f, and `order` its successors from the best to the worst. Arrays come one by one: every array that is taken out
+    of a record costs as much as a row.
+    """
+    if kind == L1:
+        return best_in_ball(successor, center, radius, begin, end, values, order)
+    return best_in_box(successor, lower, upper, begin, end, values, order)
+
+
+@kernel
+def expect(geometry, kernels, k, room, ahead):
+    """ahead <- the exact max over the set of sum_y p(y) f(y), for every pair of layer k; `room` has f at the states after it."""
+    first, row, successor, actions = geometry.first, geometry.row, geometry.successor, geometry.actions
+    kind, center, lower, upper, radius = kernels.kind, kernels.center, kernels.lower, kernels.upper, kernels.radius
+    values, order, own_order = room.values, room.order, room.own_order
+    width = first[k + 2] - first[k + 1]
+    sort_down(values, first[k + 1], width, order)
+    for p in range(first[k] * actions, first[k + 1] * actions):
+        begin, end = row[p], row[p + 1]
+        if end - begin == 1:
+            ahead[p] = values[successor[begin]]
+        elif end - begin == width:
+            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], begin, end, values, order)
+        else:
+            sort_row_down(values, successor, begin, end, own_order)
+            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], begin, end, values, own_order)
 
 
 @kernel
 def reach(geometry, kernels, policy, target, layer, sign, room):
     """The best probability of reaching state `target` of `layer` from x_0 with sign 1, minus the worst with sign -1."""
-    first, actions, values = geometry.first, geometry.actions, room.values
+    first, actions, values, ahead = geometry.first, geometry.actions, room.values, room.ahead
     for x in range(first[layer], first[layer + 1]):
         values[x] = 0.0
     values[target] = sign
     for k in range(layer - 1, -1, -1):
-        width = first[k + 2] - first[k + 1]
-        sort_down(values, first[k + 1], width, room.order)
+        expect(geometry, kernels, k, room, ahead)
         for x in range(first[k], first[k + 1]):
             value = 0.0
             for p in range(x * actions, (x + 1) * actions):
-                value += policy[p] * optimistic(geometry, kernels, p, width, room)
+                value += policy[p] * ahead[p]
             values[x] = value
     return values[0]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.confidence import KernelSet, Room, all_pairs, confidence_row, empty_room, kernel_set, optimistic, sort_down
+from torchcmdp.kernels.confidence import KernelSet, Room, all_pairs, confidence_row, empty_room, expect, kernel_set
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.occupancy import log_softmax
 from torchcmdp.kernels.options import formula, kernel
@@ -114,18 +114,15 @@ def dilated_bonus(geometry, kernels, policy, gamma, loss_range, upper, lower, ro
     """dilated <- B(x,a) = b(x) + (1 + 1/L) max_p sum_y p(y) sum_a' pi(a'|y) B(y,a'), backward from B = 0 at the terminal state."""
     first, actions, values = geometry.first, geometry.actions, room.values
     layers = first.shape[0] - 1
+    ahead = room.ahead
     for k in range(layers - 1, -1, -1):
-        width = 0
         if k < layers - 1:
-            width = first[k + 2] - first[k + 1]
-            sort_down(values, first[k + 1], width, room.order)
+            expect(geometry, kernels, k, room, ahead)
         for x in range(first[k], first[k + 1]):
             own = state_bonus(x, actions, gamma, layers * loss_range, policy, upper, lower)
             value = 0.0
             for p in range(x * actions, (x + 1) * actions):
-                dilated[p] = own
-                if k < layers - 1:
-                    dilated[p] += (1.0 + 1.0 / layers) * optimistic(geometry, kernels, p, width, room)
+                dilated[p] = own + (1.0 + 1.0 / layers) * ahead[p] if k < layers - 1 else own
                 value += policy[p] * dilated[p]
             values[x] = value
 
