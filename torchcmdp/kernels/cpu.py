@@ -18,6 +18,7 @@ from typing import Any
 
 from numba import njit
 from numba.core.caching import FunctionCache
+from numba.core.compiler import Compiler
 
 from torchcmdp.errors import InvalidInput
 
@@ -53,9 +54,42 @@ class _KernelCache(FunctionCache):
         return found
 
 
+class _Unlinked:
+    """A code generator that neither optimises nor emits: for functions that only ever run inside another."""
+
+    def __init__(self, codegen: Any) -> None:
+        self._real = codegen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def _add_module(self, module: Any) -> None: ...
+
+    def set_env(self, name: str, environment: Any) -> None: ...
+
+
+class _InnerCompiler(Compiler):
+    """Numba optimises a function again in every caller of its callers; this one leaves it to the outermost."""
+
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        library = self.state.targetctx.codegen().create_library(func.__qualname__)
+        library._codegen = _Unlinked(library._codegen)
+        library._optimize_final_module = lambda: None
+        self.state.library = library
+        return super().compile_extra(func)
+
+
+OPTIONS = {"nogil": True, "fastmath": FASTMATH, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+
+
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a kernel on its first call, or load it from the cache."""
-    dispatcher = njit(nogil=True, fastmath=FASTMATH)(function)
+    """Compile a kernel that other kernels call."""
+    return njit(pipeline_class=_InnerCompiler, no_cpython_wrapper=True, **OPTIONS)(function)
+
+
+def entry(function: Callable[..., Any]) -> Any:
+    """Compile a kernel that Python calls, with all that it calls, on its first call, or load it from the cache."""
+    dispatcher = njit(**OPTIONS)(function)
     dispatcher._cache = _KernelCache(function)
     return dispatcher
 

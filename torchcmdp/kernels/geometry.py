@@ -9,6 +9,9 @@ import numpy as np
 
 from torchcmdp.layout import Layout
 
+# Multiplications of a block factorisation, per entry, from which conjugate gradients are the cheaper way.
+SPARSE = 2000
+
 
 class Geometry(NamedTuple):
     """States are numbered layer by layer; pair p = state * actions + a; an entry is a pair with one of its possible successors.
@@ -22,6 +25,7 @@ class Geometry(NamedTuple):
         state_at, pair_at, entry_at: positions in the flattened padded (L x S), (L x S x A) and (L x S x A x K) tensors.
         diagonal: `(L + 1)`, where the n_k x n_k block of layer k starts in the block-tridiagonal Hessian.
         below: `(L + 1)`, where the n_k x n_{k-1} block below it starts.
+        iterative: One where the Newton system is solved by conjugate gradients, because its blocks are wide and sparse.
     """
 
     first: np.ndarray
@@ -34,6 +38,7 @@ class Geometry(NamedTuple):
     entry_at: np.ndarray
     diagonal: np.ndarray
     below: np.ndarray
+    iterative: int
 
 
 @lru_cache(maxsize=256)
@@ -69,7 +74,14 @@ def supported(layout: Layout, support: np.ndarray) -> Geometry:
         entry_at=pair_at[pair] * layout.width + column,
         diagonal=_starts(widths[:-1] ** 2),
         below=np.append(0, _starts(widths[1:-1] * widths[:-2])),
+        iterative=int(_block_work(widths[:-1]) > SPARSE * counts.sum()),
     )
+
+
+def _block_work(widths: np.ndarray) -> int:
+    """Multiplications of a block Cholesky factorisation over layers of these widths."""
+    wide, before = widths, np.append(0, widths[:-1])
+    return int((wide**3 // 6 + wide**2 * before // 2 + wide * before**2 // 2).sum())
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:

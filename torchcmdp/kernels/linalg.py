@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchcmdp.kernels.conjugate import Iterates, empty_iterates, invert_diagonal, iterate
 from torchcmdp.kernels.cpu import compiled
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.pairs import FREE
@@ -26,18 +27,20 @@ class System(NamedTuple):
     solved: np.ndarray
     corner: np.ndarray
     flow: np.ndarray
+    iterates: Iterates
 
 
 def empty_system(geometry: Geometry, m: int) -> System:
     """Room for `assemble` and `factor`."""
     n = len(geometry.state_at)
     widest = int(np.diff(geometry.first).max())
-    sizes = (int(geometry.diagonal[-1]), int(geometry.below[-1]), (m, n + 1), (m, n + 1), (m, m), widest)
-    return System(*(np.zeros(size) for size in sizes))
+    blocks = (0, 0) if geometry.iterative else (int(geometry.diagonal[-1]), int(geometry.below[-1]))
+    sizes = (*blocks, (m, n + 1), (m, n + 1), (m, m), widest)
+    return System(*(np.zeros(size) for size in sizes), empty_iterates(geometry))
 
 
 @compiled
-def assemble(geometry, costs, response, system):
+def assemble(geometry, response, system):
     """Hessian of the dual: over pairs, s u u^T + s (diag(p_f) - p_f p_f^T / sum p_f), u = (e_x - p, costs), p_f the unclipped p."""
     first, actions, row, successor = geometry.first, geometry.actions, geometry.row, geometry.successor
     p, s, clipped, outflow = response.p, response.s, response.clipped, response.outflow
@@ -87,7 +90,7 @@ def bend(start, stop, mass, after, own, n_next, successor, response, diagonal):
             diagonal[y + successor[e] - after] -= mass * p[e]
         for other in range(start, e + 1):
             both = mass * p[e] * p[other]
-            if code[e] == FREE and code[other] == FREE:
+            if code[e] == FREE and code[other] == FREE and both > 0.0:
                 both -= both / free_mass
             diagonal[y + successor[other] - after] += both
 
@@ -171,7 +174,7 @@ def factor(geometry, system):
 
 
 @compiled
-def solve(geometry, system, rhs):
+def substitute(geometry, system, rhs):
     """rhs <- H^-1 rhs by the factor; zero where a variable cannot be resolved."""
     first = geometry.first
     diagonal, below = system.diagonal, system.below
@@ -203,14 +206,33 @@ def solve(geometry, system, rhs):
 
 
 @compiled
-def schur(geometry, system):
+def prepare(geometry, response, system):
+    """Make the Hessian at `response` ready for `solve`."""
+    if geometry.iterative:
+        invert_diagonal(geometry, response, NEGLIGIBLE, system.iterates.inverse)
+    else:
+        assemble(geometry, response, system)
+        factor(geometry, system)
+
+
+@compiled
+def solve(geometry, response, system, rhs):
+    """rhs <- H^-1 rhs after `prepare`; zero where a variable cannot be resolved. The last of its n + 1 entries is unused."""
+    if geometry.iterative:
+        iterate(geometry, response, system.iterates, rhs)
+    else:
+        substitute(geometry, system, rhs)
+
+
+@compiled
+def schur(geometry, response, system):
     """solved <- H^-1 border and corner <- corner - border^T solved, with a ridge that keeps duplicate constraints solvable."""
     border, solved, corner = system.border, system.solved, system.corner
     m, n = border.shape[0], border.shape[1] - 1
     for i in range(m):
         for j in range(n):
             solved[i, j] = border[i, j]
-        solve(geometry, system, solved[i])
+        solve(geometry, response, system, solved[i])
         for other in range(i + 1):
             total = 0.0
             for c in range(n):

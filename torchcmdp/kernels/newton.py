@@ -9,7 +9,7 @@ import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.linalg import System, assemble, assemble_border, empty_system, factor, schur, solve
+from torchcmdp.kernels.linalg import System, assemble_border, empty_system, prepare, schur, solve
 from torchcmdp.kernels.pairs import Problem, Response, empty_response, evaluate, weigh
 from torchcmdp.kernels.quadratic import Small, empty_small, quadratic
 
@@ -21,6 +21,8 @@ RELATIVE_TOLERANCE = 1e-7
 SETTLED_RELATIVE = 1e-4
 # What still counts as solved when rounding stops the iteration before the requested tolerance.
 ACCEPTABLE_RESIDUAL, ACCEPTABLE_GAP = 1e-9, 1e-8
+# An iteration rebalances flows at most this often, and halves its step at most this often.
+MOST_REBALANCED, MOST_HALVED = 8, 35
 
 
 class Work(NamedTuple):
@@ -102,42 +104,59 @@ def kkt_residual(response, used, lam, cap):
 
 
 @compiled
-def rebalance(v, trial_v, response):
-    """Propose v(x) -= ln(inflow/outflow) / 2 where the two are far apart, and say whether they were anywhere.
+def copy(source, destination):
+    """destination <- source."""
+    for c in range(source.shape[0]):
+        destination[c] = source[c]
 
-    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
-    """
+
+@compiled
+def propose_balance(v, trial_v, response):
+    """Propose v(x) -= ln(inflow/outflow) / 2 where the two are far apart, and say whether they were anywhere."""
     inflow, outflow = response.inflow, response.outflow
-    far = False
-    for j in range(1, v.shape[0] - 1):
-        if inflow[j] > 0.0 and outflow[j] > 0.0:
-            ratio = inflow[j] / outflow[j]
-            far = far or ratio > 20.0 or ratio < 0.05
-    if not far:
-        return False
     far = False
     for j in range(v.shape[0]):
         trial_v[j] = v[j]
         if 0 < j < v.shape[0] - 1 and inflow[j] > 0.0 and outflow[j] > 0.0:
-            imbalance = math.log(inflow[j]) - math.log(outflow[j])
-            if abs(imbalance) > 3.0:
-                trial_v[j] -= 0.5 * imbalance
-                far = True
+            ratio = inflow[j] / outflow[j]
+            if not 0.05 < ratio < 20.0:
+                imbalance = math.log(inflow[j]) - math.log(outflow[j])
+                if abs(imbalance) > 3.0:
+                    trial_v[j] -= 0.5 * imbalance
+                    far = True
     return far
 
 
 @compiled
+def rebalance(geometry, problem, value, slack, work):
+    """Even out states whose inflow and outflow are far apart, while it does not raise the dual; returns its value.
+
+    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go. A few times
+    in a row, but not for ever: states with next to no mass can trade imbalances in a circle.
+    """
+    response, v, trial_v, lam = work.response, work.v, work.trial_v, work.lam
+    for _ in range(MOST_REBALANCED):
+        if not propose_balance(v, trial_v, response):
+            break
+        trial_value = evaluate(geometry, problem, response, trial_v, lam)
+        if not trial_value <= value + slack:
+            return evaluate(geometry, problem, response, v, lam)
+        copy(trial_v, v)
+        value = trial_value
+    return value
+
+
+@compiled
 def newton_step(geometry, problem, cap, work):
-    """The Newton step (dv, dlam) of the dual within {multipliers >= 0, sum <= cap}; returns the slope along it and its longest move."""
+    """The Newton step (dv, dlam) within {multipliers >= 0, sum <= cap}; returns the dual's slope along it and its longest move."""
     response, system, small = work.response, work.system, work.small
     inflow, outflow, border, solved = response.inflow, response.outflow, system.border, system.solved
     dv, dlam, lam, used = work.dv, work.dlam, work.lam, work.used
     n, m = dv.shape[0] - 1, lam.shape[0]
-    assemble(geometry, problem.costs, response, system)
-    factor(geometry, system)
+    prepare(geometry, response, system)
     for j in range(n):
         dv[j] = outflow[j] - inflow[j]
-    solve(geometry, system, dv)
+    solve(geometry, response, system, dv)
     if m > 0:
         assemble_border(geometry, problem.costs, response, system)
         # no multiplier is positive and none would grow: the step in the potentials is all
@@ -152,7 +171,7 @@ def newton_step(geometry, problem, cap, work):
             dlam[i] = 0.0
             idle = idle and lam[i] == 0.0 and small.linear[i] >= 0.0
         if not idle:
-            schur(geometry, system)
+            schur(geometry, response, system)
             quadratic(system.corner, max(room, 0.0), small, dlam)
             for i in range(m):
                 for j in range(n):
@@ -184,20 +203,28 @@ def move(work, scale, cap):
 
 
 @compiled
-def copy(source, destination):
-    for c in range(source.shape[0]):
-        destination[c] = source[c]
+def search(geometry, problem, cap, value, slope, longest, slack, work):
+    """Go along the step as far as the dual decreases, or nowhere; returns the dual's value."""
+    scale = min(1.0, LONGEST_MOVE / longest) if longest > 0.0 else 1.0
+    for _ in range(MOST_HALVED):
+        move(work, scale, cap)
+        trial_value = evaluate(geometry, problem, work.response, work.trial_v, work.trial_lam)
+        if trial_value <= value + 1e-4 * scale * slope + slack:
+            copy(work.trial_v, work.v)
+            copy(work.trial_lam, work.lam)
+            return trial_value
+        scale *= 0.5
+    return evaluate(geometry, problem, work.response, work.v, work.lam)
 
 
 @compiled
 def newton(geometry, problem, cap, tolerance, max_iterations, work):
     """Minimise the dual from (work.v, work.lam), which are overwritten; returns the iterations spent and whether it converged."""
-    response, v, trial_v, lam, trial_lam, used = work.response, work.v, work.trial_v, work.lam, work.trial_lam, work.used
+    response, v, lam, used = work.response, work.v, work.lam, work.used
     work.dv[v.shape[0] - 1] = 0.0
     value = evaluate(geometry, problem, response, v, lam)
     best = math.inf
     stalled = 0
-    rebalanced = 0
     # a violation costs `cap` in the duality gap
     weight = max(1.0, cap / 500.0)
     for iteration in range(max_iterations + 1):
@@ -214,29 +241,10 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
             return iteration, settled
         # the dual value cannot resolve the last steps, hence the slack
         slack = 1e-12 * (1.0 + abs(value))
-        if rebalance(v, trial_v, response):
-            trial_value = evaluate(geometry, problem, response, trial_v, lam)
-            if trial_value <= value + slack:
-                copy(trial_v, v)
-                value = trial_value
-                # a few in a row, but not for ever: states with next to no mass can trade imbalances in a circle
-                rebalanced += 1
-                if rebalanced % 8:
-                    continue
-                spend(problem, response, used)
-            else:
-                value = evaluate(geometry, problem, response, v, lam)
+        value = rebalance(geometry, problem, value, slack, work)
+        spend(problem, response, used)
         slope, longest = newton_step(geometry, problem, cap, work)
-        scale = min(1.0, LONGEST_MOVE / longest) if longest > 0.0 else 1.0
-        while True:
-            move(work, scale, cap)
-            trial_value = evaluate(geometry, problem, response, trial_v, trial_lam)
-            if trial_value <= value + 1e-4 * scale * slope + slack or scale < 1e-10:
-                break
-            scale *= 0.5
-        copy(trial_v, v)
-        copy(trial_lam, lam)
-        value = trial_value
+        value = search(geometry, problem, cap, value, slope, longest, slack, work)
     return max_iterations, False
 
 

@@ -178,7 +178,7 @@ def fix(start, stop, lower, upper, to_lower, to_upper, p, code):
 
 @compiled
 def clipped_value(start, stop, target, v, successor, lower, t, p, code):
-    """psi = sum p (ln p - z), where ln p - z = t for free entries; free entries of a pair with no mass left go to their lower end."""
+    """psi = sum p (ln p - z), where ln p - z = t for free entries; with no mass left for them they go to their lower ends."""
     mass = 1.0
     for e in range(start, stop):
         if code[e] != FREE:

@@ -7,15 +7,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.cpu import compiled, over_batch
+from torchcmdp.kernels.cpu import compiled, entry, over_batch
+from torchcmdp.kernels.emptiness import least_violation
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.newton import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, Work, cooled_newton, full, newton, workspace
-from torchcmdp.kernels.pairs import FREE, Problem, weigh
+from torchcmdp.kernels.newton import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, cooled_newton, full, newton, workspace
+from torchcmdp.kernels.pairs import Problem, weigh
 
 SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = 0, 1, 2, 3
 
 # Newton's method from zero is given this many iterations before it is started again on a cooling schedule.
 PLAIN_ITERATIONS = 30
+
+# A safe set is empty if every occupancy violates some constraint by more than this, in parts of its largest cost ...
+CERTAIN = 1e-12
+# ... and where neither that nor a solution is found, the cap on the multipliers is raised up to this.
+HIGHEST_CAP = 1e8
 
 
 class Limits(NamedTuple):
@@ -123,6 +129,27 @@ def certify(surplus, used, lam, cap):
 
 
 @compiled
+def solve(geometry, problem, cap, limits, iterations, work, occupancy, log_occupancy):
+    """Solve with this cap, from zero if no iteration was spent yet; returns iterations in all, gap, violation and unpriced part."""
+    v, lam = work.v, work.lam
+    if iterations == 0:
+        for j in range(v.shape[0]):
+            v[j] = 0.0
+        for i in range(lam.shape[0]):
+            lam[i] = 0.0
+    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base)
+    limit = iterations + min(PLAIN_ITERATIONS, limits.max_iterations)
+    spent, converged = newton(geometry, problem, cap, limits.tolerance, limit - iterations, work)
+    iterations += spent
+    if not converged and limit < limits.max_iterations:
+        spent, converged = cooled_newton(geometry, problem, cap, limits.tolerance, limits.max_iterations - iterations, work)
+        iterations += spent
+    surplus = recover(geometry, problem, work.response, v, work.used, occupancy, log_occupancy)
+    gap, violation, unpriced = certify(surplus, work.used, lam, cap)
+    return iterations, gap, violation, unpriced
+
+
+@compiled
 def project_one(
     geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers
 ):  # fmt: skip
@@ -138,33 +165,42 @@ def project_one(
     Returns:
         status, iterations, residual, gap.
     """
-    cap, v, lam = limits.multiplier_cap, work.v, work.lam
-    for j in range(v.shape[0]):
-        v[j] = 0.0
-    for i in range(lam.shape[0]):
-        lam[i] = 0.0
+    lam, scale = work.lam, work.scale
     if not is_valid(geometry, target, lower, upper, costs):
         return INVALID, 0, 0.0, 0.0
-    normalise(costs, work.costs, work.scale)
+    normalise(costs, work.costs, scale)
     problem = Problem(target, lower, upper, work.costs, work.weight, work.base)
-    weigh(geometry, target, upper, work.weight, work.base)
-    plain = min(PLAIN_ITERATIONS, limits.max_iterations)
-    iterations, converged = newton(geometry, problem, cap, limits.tolerance, plain, work)
-    if not converged and plain < limits.max_iterations:
-        spent, converged = cooled_newton(geometry, problem, cap, limits.tolerance, limits.max_iterations - plain, work)
-        iterations += spent
-    surplus = recover(geometry, problem, work.response, v, work.used, occupancy, log_occupancy)
-    gap, violation, unpriced = certify(surplus, work.used, lam, cap)
+    empty = False
+    cap = limits.multiplier_cap
+    iterations, gap, violation, unpriced = solve(geometry, problem, cap, limits, 0, work, occupancy, log_occupancy)
+    if violation > ACCEPTABLE_RESIDUAL and full(lam, cap):
+        # a multiplier at the cap may mean an empty set or a cap that is too low: raise it until one of the two is certain
+        empty = least_violation(geometry, problem, work.response, lam) > CERTAIN
+        while not empty and violation > ACCEPTABLE_RESIDUAL and full(lam, cap) and cap < HIGHEST_CAP:
+            cap *= 10.0
+            iterations, gap, violation, unpriced = solve(geometry, problem, cap, limits, iterations, work, occupancy, log_occupancy)
+            empty = violation > ACCEPTABLE_RESIDUAL and least_violation(geometry, problem, work.response, lam) > CERTAIN
+        if empty and cap > limits.multiplier_cap:
+            cap = limits.multiplier_cap
+            spent, gap, violation, unpriced = solve(geometry, problem, cap, limits, 0, work, occupancy, log_occupancy)
+            iterations += spent
     for j in range(potentials.shape[0]):
-        potentials[j] = v[j]
+        potentials[j] = work.v[j]
     for i in range(lam.shape[0]):
-        multipliers[i] = lam[i] / work.scale[i]
-    elastic = violation > ACCEPTABLE_RESIDUAL
+        multipliers[i] = lam[i] / scale[i]
+    status = judge(empty, gap, violation, unpriced, work.v[0])
+    return status, iterations, unpriced, gap
+
+
+@compiled
+def judge(empty, gap, violation, unpriced, value):
+    """Solved, elastic, or neither."""
     # at the cap the gap is a difference of numbers as large as the dual value
-    allowed = ACCEPTABLE_GAP * (1.0 + abs(v[0])) if elastic else ACCEPTABLE_GAP
-    if not (unpriced <= ACCEPTABLE_RESIDUAL and gap <= allowed):
-        return MAX_ITERATIONS, iterations, unpriced, gap
-    return (ELASTIC if elastic else SOLVED), iterations, unpriced, gap
+    if empty and unpriced <= ACCEPTABLE_RESIDUAL and gap <= ACCEPTABLE_GAP * (1.0 + abs(value)):
+        return ELASTIC
+    if violation <= ACCEPTABLE_RESIDUAL and gap <= ACCEPTABLE_GAP:
+        return SOLVED
+    return MAX_ITERATIONS
 
 
 class Instance(NamedTuple):
@@ -186,7 +222,7 @@ def empty_instance(geometry: Geometry, m: int) -> Instance:
     return Instance(*(np.zeros(size) for size in (entries, entries, entries, (m, pairs), entries, entries, n, m)))
 
 
-@compiled
+@entry
 def project_range(
     start, stop, geometry, target, lower, upper, costs, limits, work, instance,
     occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations,
@@ -250,8 +286,5 @@ def project_batch(
         work, instance = workspace(geometry, m), empty_instance(geometry, m)
         project_range(start, stop, geometry, target, lower, upper, costs, limits, work, instance, *outputs)
 
-    over_batch(kernel, batch, len(geometry.entry_at), *())
+    over_batch(kernel, batch, len(geometry.entry_at))
     return outputs
-
-
-__all__ = ["Batch", "Instance", "Limits", "Work", "project_batch", "project_one", "project_range", "workspace", "FREE"]

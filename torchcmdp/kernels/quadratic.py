@@ -1,4 +1,4 @@
-"""The quadratic of the multipliers' step over {low <= d, sum d <= room}, exactly: m is small, the answer must not be approximate."""
+"""The quadratic of the multipliers' step over {low <= d, sum d <= room}: m is small, and the answer has to be exact."""
 
 from __future__ import annotations
 
@@ -17,61 +17,56 @@ class Small(NamedTuple):
     low: np.ndarray
     slope: np.ndarray
     step: np.ndarray
-    ones: np.ndarray
     free: np.ndarray
     factor: np.ndarray
 
 
 def empty_small(m: int) -> Small:
     """Room for `quadratic` with m multipliers."""
-    return Small(*(np.zeros(m) for _ in range(5)), np.zeros(m, np.int8), np.zeros((m, m)))
+    return Small(*(np.zeros(m) for _ in range(4)), np.zeros(m, np.int8), np.zeros((m, m)))
 
 
 @compiled
-def factor_free(matrix, free, factor):
-    """Cholesky factor of matrix[free, free]; a pivot that is noise is kept away from zero."""
-    for i in range(free.shape[0]):
-        if free[i]:
-            for j in range(i):
-                if free[j]:
-                    total = matrix[i, j]
-                    for c in range(j):
-                        if free[c]:
-                            total -= factor[i, c] * factor[j, c]
-                    factor[i, j] = total / factor[j, j]
-            pivot = matrix[i, i]
-            for c in range(i):
-                if free[c]:
-                    pivot -= factor[i, c] * factor[i, c]
-            factor[i, i] = math.sqrt(max(pivot, 1e-14 * matrix[i, i]))
+def coupling(matrix, i, j, pivot):
+    """Entry (i, j) of the matrix, or of its restriction to steps in which entry `pivot` takes back what the others add."""
+    if pivot < 0:
+        return matrix[i, j]
+    return matrix[i, j] - matrix[i, pivot] - matrix[pivot, j] + matrix[pivot, pivot]
 
 
 @compiled
-def solve_free(factor, free, rhs):
-    """rhs <- matrix[free, free]^-1 rhs on the free entries, zero on the others; returns its sum."""
+def solve_face(matrix, free, pivot, factor, rhs):
+    """rhs <- the restricted matrix^-1 rhs on the free entries but `pivot`, zero on the others, by Cholesky."""
     m = rhs.shape[0]
     for i in range(m):
-        if not free[i]:
+        if not free[i] or i == pivot:
             rhs[i] = 0.0
             continue
-        for c in range(i):
-            if free[c]:
-                rhs[i] -= factor[i, c] * rhs[c]
+        # a pivot that is noise is kept away from zero
+        noise = 1e-14 * (matrix[i, i] + (matrix[pivot, pivot] if pivot >= 0 else 0.0))
+        rest = coupling(matrix, i, i, pivot)
+        for j in range(i):
+            if free[j] and j != pivot:
+                total = coupling(matrix, i, j, pivot)
+                for c in range(j):
+                    if free[c] and c != pivot:
+                        total -= factor[i, c] * factor[j, c]
+                factor[i, j] = total / factor[j, j]
+                rest -= factor[i, j] * factor[i, j]
+                rhs[i] -= factor[i, j] * rhs[j]
+        factor[i, i] = math.sqrt(max(rest, noise))
         rhs[i] /= factor[i, i]
-    total = 0.0
     for i in range(m - 1, -1, -1):
-        if free[i]:
+        if free[i] and i != pivot:
             rhs[i] /= factor[i, i]
-            total += rhs[i]
             for c in range(i):
-                if free[c]:
+                if free[c] and c != pivot:
                     rhs[c] -= factor[i, c] * rhs[i]
-    return total
 
 
 @compiled
 def sweep(matrix, low, room, d, slope):
-    """Minimise over each coordinate in turn within the set; `slope` stays matrix d + linear. Returns the room left and the largest move."""
+    """Minimise over each coordinate in turn; `slope` stays matrix d + linear. Returns the room left and the largest move."""
     largest = 0.0
     for i in range(d.shape[0]):
         new = min(max(d[i] - slope[i] / matrix[i, i], low[i]), d[i] + room)
@@ -87,22 +82,26 @@ def sweep(matrix, low, room, d, slope):
 
 @compiled
 def face_step(matrix, small, full):
-    """step <- the way to the minimum over the free entries, with a sum of zero where `full`; returns the price of the sum."""
-    slope, step, ones, free = small.slope, small.step, small.ones, small.free
+    """step <- the way to the minimum over the free entries, with a sum of zero where `full`; returns the price of the sum there."""
+    slope, step, free = small.slope, small.step, small.free
     m = step.shape[0]
-    factor_free(matrix, free, small.factor)
+    pivot = -1
+    if full:
+        for i in range(m):
+            if free[i] and (pivot < 0 or matrix[i, i] < matrix[pivot, pivot]):
+                pivot = i
     for i in range(m):
-        step[i] = -slope[i]
-        ones[i] = 1.0
-    moved = solve_free(small.factor, free, step)
-    if not full:
+        step[i] = -slope[i] + (slope[pivot] if pivot >= 0 else 0.0)
+    solve_face(matrix, free, pivot, small.factor, step)
+    if pivot < 0:
         return 0.0
-    each = solve_free(small.factor, free, ones)
-    if each <= 0.0:
-        return 0.0
-    mu = moved / each
+    back = 0.0
+    mu = -slope[pivot]
     for i in range(m):
-        step[i] -= mu * ones[i]
+        back -= step[i]
+    step[pivot] = back
+    for i in range(m):
+        mu -= matrix[pivot, i] * step[i]
     return mu
 
 
@@ -147,12 +146,15 @@ def quadratic(matrix, room, small, d):
             continue
         release = -1
         worst = 0.0
+        noise = 0.0
+        for i in range(m):
+            noise = max(noise, 1e-13 * abs(linear[i]))
         for i in range(m):
             wrong = -slope[i] - mu
-            if not free[i] and wrong > max(worst, 1e-13 * abs(linear[i])):
+            if not free[i] and wrong > max(worst, noise):
                 worst = wrong
                 release = i
-        if full and -mu > worst:
+        if full and -mu > max(worst, noise):
             full = False
         elif release >= 0:
             free[release] = True
