@@ -10,9 +10,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.options import address_of
+from torchcmdp.kernels.geometry import geometry_of
+from torchcmdp.kernels.options import address_of, outlined
 from torchcmdp.kernels.projection import Limits, project_one, workspace
+from torchcmdp.layout import Layout
 
 _RESULT = types.Tuple((types.int64, types.int64, types.float64, types.float64))
 
@@ -22,7 +23,7 @@ def project_at(
     typing_context: Any, address: Any, geometry: Any, target: Any, lower: Any, upper: Any, costs: Any, limits: Any, work: Any,
     occupancy: Any, log_occupancy: Any, potentials: Any, multipliers: Any,
 ) -> Any:  # fmt: skip
-    """`project_one` at the address that `projection_address` gave."""
+    """`project` at the address that `projection_address` gave."""
     inputs = (geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -37,13 +38,19 @@ def project_at(
     return _RESULT(types.int64, *inputs), generate
 
 
+@outlined
+def project(geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers):
+    """`project_one`."""
+    return project_one(
+        geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers
+    )  # fmt: skip
+
+
 @lru_cache(maxsize=1)
 def projection_address() -> int:
-    """Where the compiled `project_one` lies; compiles it, or loads it from the cache."""
-    one = np.zeros(2, np.int64)
-    geometry = Geometry(**{name: one if name != "actions" else 1 for name in Geometry._fields})
-    geometry = geometry._replace(dense=np.ones(1, np.int8))
+    """Where the compiled `project` lies; compiles it, or loads it from the cache."""
+    geometry = geometry_of(Layout((1, 1), 1))
     vector, costs = np.zeros(1), np.zeros((1, 1))
     work = workspace(geometry, 1)
     samples = (geometry, vector, vector, vector, costs, Limits(1.0, 1e-11, 1), work, vector, vector, vector, vector)
-    return address_of(project_one, *samples)
+    return address_of(project, *samples)
