@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make run          the main job: WC-OPS on a small CMDP, curves and TensorBoard files in runs/ (ARGS='--episodes 1000' to change it)"
-	@echo "make test         all tests"
+	@echo "make test         all tests, over all cores (ARGS='-n 0' in one process)"
 	@echo "make lint         formatting, lint and types"
 	@echo "make tensorboard  look at runs/ in a browser"
 	@echo "make clean        remove the virtual environment and caches; runs/ stays"
@@ -18,10 +18,10 @@ help:
 run: $(VENV)/.installed
 	$(BIN)/python -m train $(ARGS)
 
-# One thread by default: the tests' tensors are small, and more threads only contend for the cores.
+# A process for each core, up to four, and one thread in each: the tests' tensors are small, and more threads only contend.
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.layout import Layout
-from torchcmdp.projection import SafeSet
+from torchcmdp.safe_set import SafeSet
 
 
 def random_instances(

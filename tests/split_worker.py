@@ -81,7 +81,8 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    importlib.import_module("torchcmdp.run").MEETING_SECONDS = 0.0  # they talk after every episode: these runs last no half second
+    # they talk after every episode: these runs last no half second
+    importlib.import_module("torchcmdp.run.loop").MEETING_SECONDS = 0.0
     if sys.argv[1] == "killed":  # the first time round process 1 dies without a word
         first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         play("own-cmdps", Path(sys.argv[2]), at=9 if first else 0, rank=1, number=signal.SIGKILL, checkpoint_episodes=6)

@@ -12,7 +12,7 @@ import torch
 
 from torchcmdp import InvalidInput, Simulator, pair_occupancy_of, safe_optimum, uniform_policy
 from torchcmdp.adapters.tabular import ImportedCMDP, Move, broke_a_rule, fell_in_a_hole, fell_off_the_cliff, from_gymnasium
-from torchcmdp.metrics import expected_value
+from torchcmdp.occupancy import expected_value
 from torchcmdp.processes import Bernoulli
 
 Z_999 = 3.2905  # 99.9% two-sided

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import SETTINGS, simulator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_learners import SETTINGS, check_policy, simulator
 from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
+from torchcmdp.testing import check_policy
 
 EPISODES, RUNS = 50, 2
 TRANSITIONS = ("dirichlet", "deterministic", "unreachable")
@@ -106,12 +107,12 @@ def survive(key: str, cmdp: tc.LayeredCMDP, options: dict[str, Any]) -> None:
     tracker = tc.Tracker(env)
     for _ in range(EPISODES):
         policy = learner.policy
-        check_policy(policy, cmdp.layout, tolerance=1e-9)
+        check_policy(policy, cmdp.layout, RUNS, tolerance=1e-9)
         trajectory = env.rollout(policy)
         tracker.update(policy, trajectory)
         learner.update(trajectory)
         assert all(value.isfinite().all() for value in learner.diagnostics().values())
-    check_policy(learner.policy, cmdp.layout, tolerance=1e-9)
+    check_policy(learner.policy, cmdp.layout, RUNS, tolerance=1e-9)
     assert all(value.isfinite().all() for value in learner.state_dict().values())
     tracker.record()
     assert tracker.violation.isfinite().all() and tracker.positive_violation.isfinite().all()
@@ -132,4 +133,4 @@ def test_costs_at_either_end(key: str, cost: float) -> None:
     assert result.violation[:, -1].tolist() == pytest.approx([cost * 3 * EPISODES] * RUNS)
     assert result.positive_violation[:, -1].tolist() == pytest.approx([max(cost, 0) * 3 * EPISODES] * RUNS)
     assert result.regret.isfinite().all() == (cost < 0)
-    check_policy(learner.policy, cmdp.layout, tolerance=1e-9)
+    check_policy(learner.policy, cmdp.layout, RUNS, tolerance=1e-9)

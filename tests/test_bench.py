@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from train.__main__ import main
-from train.bench_scale import Growth
+from train.bench.scale import Growth
 
 
 def test_projection_benchmark_writes_what_it_prints(tmp_path, capsys):
@@ -71,7 +71,7 @@ def test_the_fitted_growth_is_that_of_the_cost():
     ("arguments", "sentence"),
     [
         (["projetion"], "did you mean projection?"),
-        (["projection", "--sizes", "huge"], "--sizes got 'huge'"),
+        (["projection", "--sizes", "huge"], "'huge' is not one of --sizes; there is small, paper, large."),
         (["projection", "--batches", "0"], "--batches is 0"),
         (["program", "--constraints", "0"], "--constraints is 0"),
         (["episode", "--episodes", "-3"], "--episodes is -3"),
@@ -90,3 +90,12 @@ def test_help_lists_the_benchmarks(capsys):
     assert main(["bench"]) == 0
     printed = capsys.readouterr().out
     assert "projection" in printed and "episode" in printed
+
+
+def test_imports_benchmark_compares_with_torch_and_names_our_modules(tmp_path, capsys):
+    assert main(["bench", "imports", "--repeats", "1", "--logdir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "bench" / "imports.md").read_text().strip() in printed
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if line.startswith("| t")]
+    assert [row[0] for row in rows[:2]] == ["torch", "torchcmdp"] and rows[0][2] == "1.00" and float(rows[1][2]) > 1
+    assert len(rows) == 12

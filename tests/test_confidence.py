@@ -20,7 +20,6 @@ from torchcmdp.confidence import (
     transition_radius,
     upper_occupancy,
     upper_occupancy_visited,
-    visited_pairs,
     visited_transitions,
 )
 from torchcmdp.errors import InvalidInput
@@ -124,7 +123,8 @@ def occupancy_program(layout: Layout, kernels: KernelSet, policy: torch.Tensor, 
 
 def test_counts_are_one_at_the_visited_entries_and_zero_elsewhere() -> None:
     trajectory = random_trajectory(LAYOUT, 5, 0)
-    N, M = visited_pairs(trajectory, LAYOUT, torch.float32), visited_transitions(trajectory, LAYOUT, torch.float32)
+    M = visited_transitions(trajectory, LAYOUT, torch.float32)
+    N = M.sum(-1)
     assert N.dtype == M.dtype == torch.float32
     expected = torch.zeros(5, *LAYOUT.transition_shape)
     for j in range(5):
@@ -215,7 +215,7 @@ def test_visited_bound_is_the_full_bound_at_the_visited_pairs(build) -> None:
     for layout in LAYOUTS:
         _, kernels = build(layout, generator, 6)
         policy, trajectory = random_policy(layout, generator, 6), random_trajectory(layout, 6, 9)
-        visited = visited_pairs(trajectory, layout, torch.float64)
+        visited = visited_transitions(trajectory, layout, torch.float64).sum(-1)
         u = upper_occupancy_visited(kernels, policy, layout, trajectory.states, trajectory.actions)
         assert torch.allclose(u, (upper_occupancy(kernels, policy, layout) * visited).sum((-1, -2)), atol=1e-12)
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hedge import assert_same, curves, equal
 from split_worker import KINDS, MAIN_JOB, RUNS, play
-from test_resume import curves, equal
-from test_run import assert_same
 
 import torchcmdp as tc
-from torchcmdp.distributed import Crew, local_device, process_rank
+from torchcmdp.distributed import Crew, join, local_device, process_rank, run_axes
 from torchcmdp.errors import InvalidInput
 from torchcmdp.run import run_split
 from train.__main__ import main as train
@@ -121,10 +120,33 @@ def test_a_state_divided_and_joined_is_the_same(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("torchcmdp.distributed.under_torchrun", lambda: True)
     monkeypatch.setattr("torchcmdp.distributed._connect", lambda: (0, 2))
     crew = Crew(RUNS)
-    parts = crew.divide(state)
-    assert equal(crew.join(parts), state)
+    parts = crew.divide(state, state["axes"])
+    assert equal(join(parts, state["axes"]), state)
     assert [part["learner"]["visits"].shape[0] for part in parts] == [3, 2]
     assert [part["tracker"]["points"].shape[1] for part in parts] == [3, 2]
+
+
+class Sideways:
+    """A part of a run whose state has the runs on its second axis."""
+
+    def state_dict(self):
+        return {"scores": torch.arange(10.0).view(2, 5), "seen": torch.arange(3)}
+
+    def state_axes(self):
+        return {"scores": 1, "seen": None}
+
+
+def test_a_part_says_where_its_runs_are(monkeypatch):
+    monkeypatch.setattr("torchcmdp.distributed.under_torchrun", lambda: True)
+    monkeypatch.setattr("torchcmdp.distributed._connect", lambda: (0, 2))
+    state = Sideways().state_dict()
+    axes = run_axes(Sideways(), state)
+    parts = Crew(RUNS).divide(state, axes)
+    assert [part["scores"].tolist() for part in parts] == [[[0, 1, 2], [5, 6, 7]], [[3, 4], [8, 9]]]
+    assert equal(join(parts, axes), state)
+    assert run_axes(object(), state) == {"scores": 0, "seen": 0}  # who does not say has them first
+    with pytest.raises(InvalidInput, match=r"state_axes of Sideways has \['scores', 'seen'\]; its state has \['scores'\]"):
+        run_axes(Sideways(), {"scores": state["scores"]})
 
 
 def test_an_occupancy_does_not_depend_on_its_place_in_the_batch():

@@ -35,12 +35,7 @@ def estimate_one_pair(rates: list[float], costs: list[float]) -> float:
     """Run the recursion on the only pair of a bandit, with prescribed rates."""
     estimate = torch.zeros(1, *BANDIT.pair_shape, dtype=torch.float64)
     for rate, cost in zip(rates, costs, strict=True):
-        estimate = update_cost_estimate(
-            estimate,
-            torch.full_like(estimate, rate),
-            torch.ones(BANDIT.pair_shape, dtype=torch.float64),
-            torch.full((1, 1), cost, dtype=torch.float64),
-        )
+        estimate = update_cost_estimate(estimate, torch.full_like(estimate, rate), torch.full_like(estimate, cost))
     return float(estimate)
 
 
@@ -86,7 +81,7 @@ def test_pairs_not_visited_keep_their_estimate_and_unseen_ones_have_no_rate() ->
     assert torch.equal(rate[:, :, 0, 0, 1], torch.tensor([[0.25, 0.5, 1.0]] * 4, dtype=torch.float64))
     assert (rate.movedim(1, 0)[:, visits == 0] == 0).all()
     costs = torch.rand(4, LAYOUT.layers, 3, generator=generator, dtype=torch.float64)
-    updated = update_cost_estimate(estimate, rate, visited, costs)
+    updated = update_cost_estimate(estimate, rate * visited.unsqueeze(-4), costs.transpose(1, 2)[..., None, None])
     assert torch.equal(updated.movedim(1, 0)[:, visited == 0], estimate.movedim(1, 0)[:, visited == 0])
     assert torch.allclose(updated[2, 1, 1, 0, 1], 0.5 * estimate[2, 1, 1, 0, 1] + 0.5 * costs[2, 1, 1])
     assert torch.allclose(updated[1, 2, 2, 0, 1], costs[1, 2, 2])
@@ -189,7 +184,7 @@ def test_empty_constraint_axis_meta_and_float32(m: int) -> None:
         gamma = excess(torch.ones(3, m, device=device, dtype=dtype), C, scale, scale)
         rate = learning_rate(gamma, visits)
         estimate = torch.zeros(3, m, *LAYOUT.pair_shape, device=device, dtype=dtype)
-        estimate = update_cost_estimate(estimate, rate, visits, torch.ones(3, LAYOUT.layers, m, device=device, dtype=dtype))
+        estimate = update_cost_estimate(estimate, rate * visits.unsqueeze(-4), torch.ones_like(estimate))
         b = bonus(visits, LAYOUT, m, horizon=10, delta=0.1, bonus_scale=scale)
         g = optimistic_cost(estimate, b, visits, LAYOUT)
         loss = loss_estimate(
@@ -209,7 +204,8 @@ def test_gradients_match_finite_differences() -> None:
     def whole(gamma, scale, threshold_scale, cap_scale):
         g = excess(torch.full((2, 1), 7.0, dtype=torch.float64), torch.tensor(10.0), threshold_scale, cap_scale)
         old = torch.zeros(2, 1, *LAYOUT.pair_shape, dtype=torch.float64)
-        estimate = update_cost_estimate(old, learning_rate(g, visits), visited, costs)
+        rate = learning_rate(g, visits) * visited.unsqueeze(-4)
+        estimate = update_cost_estimate(old, rate, costs.transpose(1, 2)[..., None, None])
         b = bonus(visits, LAYOUT, 1, horizon=100, delta=0.1, bonus_scale=scale)
         loss = loss_estimate(visited, costs.squeeze(-1), 0.5 + 0 * costs.squeeze(-1), gamma)
         return optimistic_cost(estimate, b, visits, LAYOUT), loss

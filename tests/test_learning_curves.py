@@ -20,7 +20,7 @@ def test_both_projections_learn_the_same(scale: float, tolerance: float) -> None
     played = {}
     for projection in ("newton", "cvxpy"):
         env = world(runs=2)
-        learner = tc.WCOPS(env.cmdp.layout, 1, 10_000, runs=2, projection=projection, bonus_scale=scale, radius_scale=scale)
+        learner = tc.WCOPS(env.cmdp.layout, 1, 10_000, runs=2, solver=projection, bonus_scale=scale, radius_scale=scale)
         policies = []
         for _ in range(200):
             policies.append(learner.policy)

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from test_learners import ON_META, SETTINGS
+from helpers import ON_META, SETTINGS
 from torch import Tensor
 
 import torchcmdp as tc
@@ -115,7 +116,7 @@ def test_the_meta_device_would_notice() -> None:
 @pytest.mark.parametrize(("key", "kind"), [*((key, "Bernoulli") for key in LEARNERS), *(("wc-ops", kind) for kind in PROCESSES)])
 def test_the_chosen_device_plays_as_the_cpu_does(key: str, kind: str, device: torch.device) -> None:
     """With the solvers in torch, converged, on --device, against the CPU's own: the same numbers, up to the solvers' tolerance."""
-    torch_options = {name: {"backend": "torch"} for name in ON_META.get(key, {})}
+    torch_options = {name: replace(solver, fixed_iterations=None) for name, solver in ON_META.get(key, {}).items()}
     there = playing(key, kind, device, own=kind == "Bernoulli", **torch_options)
     here = playing(key, kind, torch.device("cpu"), own=kind == "Bernoulli")
     for _ in range(EPISODES):

@@ -6,22 +6,19 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers import simulator
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
 from torchcmdp.errors import InvalidInput
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
-from torchcmdp.metrics import Tracker, episode_regret, expected_value, growth_exponent, mean_and_interval, worst_constraint
-from torchcmdp.occupancy import pair_occupancy_of, policy_of, uniform_policy
+from torchcmdp.metrics import Tracker, episode_regret, growth_exponent, mean_and_interval, worst_constraint
+from torchcmdp.occupancy import expected_value, pair_occupancy_of, policy_of, uniform_policy
 from torchcmdp.planning import alpha_of, rho, safe_optimum, unconstrained_optimum
 from torchcmdp.processes import Bernoulli, Fixed, OGDAdversary, Process, Switching, safe_caps
 from torchcmdp.simulator import Simulator
 
 MakePolicy = Callable[..., Tensor]
-
-
-def simulator(cmdp: LayeredCMDP, **arguments: int) -> Simulator:
-    return Simulator(cmdp, Bernoulli(cmdp.rewards), Bernoulli(cmdp.costs, low=-1), **arguments)
 
 
 class Scripted(Process):
@@ -98,7 +95,7 @@ def test_bounds_and_order_hold_at_every_point(random_policy: MakePolicy) -> None
     """|V_t| <= L t, V_t <= positive V_t for constant costs, and the positive violation never falls."""
     cmdp = stack_cmdps([random_cmdp((1, 3, 2, 1), seed=s) for s in range(6)])
     env = simulator(cmdp, runs=6)
-    tracker = Tracker(env, points=10)
+    tracker = Tracker(env)
     for t in range(1, 11):
         policy = random_policy(cmdp.layout, 6, seed=t)
         env.rollout(policy)
@@ -177,8 +174,7 @@ def test_without_constraints_the_violation_is_zero() -> None:
     assert tracker.episode_cost.shape == (2, 1, 0)
 
 
-@pytest.mark.parametrize("points", [None, 1, 100])
-def test_resuming_is_bit_exact(cmdp: LayeredCMDP, random_policy: MakePolicy, points: int | None) -> None:
+def test_resuming_is_bit_exact(cmdp: LayeredCMDP, random_policy: MakePolicy) -> None:
     """Across many points, more than there was room for, and through tensors alone."""
 
     def step(env: Simulator, tracker: Tracker, t: int) -> None:
@@ -187,7 +183,7 @@ def test_resuming_is_bit_exact(cmdp: LayeredCMDP, random_policy: MakePolicy, poi
         tracker.record(t)
 
     env, other_env = simulator(cmdp, runs=2), simulator(cmdp, runs=2)
-    straight, resumed = Tracker(env, points), Tracker(other_env, points)
+    straight, resumed = Tracker(env), Tracker(other_env)
     for t in range(1, 21):
         step(env, straight, t)
     state = straight.state_dict()
@@ -211,6 +207,24 @@ def test_resuming_is_bit_exact(cmdp: LayeredCMDP, random_policy: MakePolicy, poi
     for name in names:
         assert torch.equal(getattr(straight, name), getattr(resumed, name)), name
     assert len(state["points"]) == 20
+
+
+def test_the_newest_point_is_the_last_and_looks_at_no_other(
+    cmdp: LayeredCMDP, random_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, stack = random_cmdp((1, 3, 2, 1), constraints=0), torch.stack
+    seen: list[int] = []
+    monkeypatch.setattr(torch, "stack", lambda points, *dim, **named: seen.append(len(points)) or stack(points, *dim, **named))
+    for env in (simulator(cmdp, runs=2), adversarial(cmdp, 2), adversarial(cmdp, 1), Simulator(free, Bernoulli(free.rewards))):
+        for points in ([3], list(range(1, 41))):
+            tracker = measure(env, random_policy, [env.episode + t for t in points])
+            curves = tracker.curves()
+            seen.clear()
+            newest = tracker.newest()
+            assert newest.keys() == curves.keys() and max(seen) <= 2  # the last, and the one before it
+            for name, curve in curves.items():
+                assert torch.equal(newest[name], curve if name in ("rho", "alpha") else curve[:, -1]), name
+            assert len(tracker.curves()["regret"].T) == len(points)
 
 
 def test_float32_sums_are_kept_in_float64(cmdp: LayeredCMDP) -> None:
@@ -240,7 +254,7 @@ def test_refuses_with_a_sentence(cmdp: LayeredCMDP) -> None:
     tracker.record(5)
     with pytest.raises(InvalidInput, match="episode 5 cannot follow one at episode 5"):
         tracker.record(5)
-    with pytest.raises(InvalidInput, match="nothing for comparator"):
+    with pytest.raises(InvalidInput, match="nothing for safe"):
         tracker.load_state_dict({})
     with pytest.raises(InvalidInput, match=r"for feasible; expected a tensor of shape \(1,\)"):
         tracker.load_state_dict(Tracker(simulator(cmdp, runs=2)).state_dict())
@@ -377,13 +391,12 @@ def test_memory_grows_with_points_and_not_with_episodes(cmdp: LayeredCMDP, rando
     assert stored([10 * j for j in range(1, 13)]) > few
 
 
-@pytest.mark.parametrize("points", [None, 1, 100])
-def test_resuming_under_an_adversary_is_bit_exact(cmdp: LayeredCMDP, random_policy: MakePolicy, points: int | None) -> None:
+def test_resuming_under_an_adversary_is_bit_exact(cmdp: LayeredCMDP, random_policy: MakePolicy) -> None:
     env, other_env = adversarial(cmdp, 2), adversarial(cmdp, 2)
-    straight = measure(env, random_policy, [2, 5, 6], Tracker(env, points))
+    straight = measure(env, random_policy, [2, 5, 6])
     env.rollout(policy := random_policy(cmdp.layout, 2, seed=7))
     straight.update(policy)  # a state between two points: its comparators are those of the last
-    resumed = Tracker(other_env, points)
+    resumed = Tracker(other_env)
     resumed.load_state_dict(straight.state_dict())
     other_env.load_state_dict(env.state_dict())
     names = ("regret", "anytime_regret", "alpha_regret", "comparator", "rho", "violation")

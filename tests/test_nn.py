@@ -9,10 +9,10 @@ import torch
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
-from torchcmdp.metrics import expected_value
 from torchcmdp.nn import SafeOccupancy
-from torchcmdp.occupancy import flow_residual, occupancy_of, pair_occupancy_of, uniform_policy
-from torchcmdp.projection import SafeSet, project
+from torchcmdp.occupancy import expected_value, flow_residual, occupancy_of, pair_occupancy_of, uniform_policy
+from torchcmdp.projection import Newton, project
+from torchcmdp.safe_set import SafeSet
 
 
 def tempted(cmdp: LayeredCMDP, *batch: int, seed: int = 0) -> torch.Tensor:
@@ -145,7 +145,7 @@ def test_state_dict_and_parameters(cmdp):
 
 @pytest.mark.parametrize("device", ["meta"])
 def test_it_moves_with_its_network(cmdp, device):
-    layer = made(cmdp, projection_options={"fixed_iterations": 3}).to(device)
+    layer = made(cmdp, solver=Newton(fixed_iterations=3)).to(device)
     output = layer(logits=tempted(cmdp, 2).to(device))
     assert output.policy.device.type == device and output.policy.shape == (2, *cmdp.layout.pair_shape)
 
@@ -201,7 +201,7 @@ def test_an_impossible_constraint_says_so(cmdp):
 
 def test_both_solvers_agree(cmdp):
     logits = tempted(cmdp, 2)
-    newton, cone = made(cmdp)(logits=logits), made(cmdp, projection="cvxpy")(logits=logits)
+    newton, cone = made(cmdp)(logits=logits), made(cmdp, solver="cvxpy")(logits=logits)
     torch.testing.assert_close(newton.policy, cone.policy, atol=1e-4, rtol=1e-3)
 
 
@@ -222,7 +222,7 @@ def test_mistakes_get_a_sentence(cmdp):
         "m = 2 constraints": lambda: layer(loss, cmdp.costs[:1]),
         "logits and a reference": lambda: layer(logits=loss, reference=cmdp.transitions),
         "intervals alone": lambda: intervals(logits=loss),
-        "did you mean 'newton'": lambda: made(cmdp, projection="newtom"),
+        "did you mean 'newton'": lambda: made(cmdp, solver="newtom"),
         "loss, reference or eta cannot be used at instance 0": lambda: layer(loss / 0),
         "costs has shape": lambda: SafeOccupancy(cmdp.layout, 2, costs=cmdp.costs[..., :1]),
     }.items():

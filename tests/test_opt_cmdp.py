@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
+from helpers import play
 
 import torchcmdp as tc
 from torchcmdp.confidence import confidence_set
 from torchcmdp.learners import Greedy, OptCMDP
-from torchcmdp.metrics import expected_value
+from torchcmdp.occupancy import expected_value
 from torchcmdp.optimistic import optimistic_optimum
-from torchcmdp.projection import SafeSet
+from torchcmdp.safe_set import SafeSet
 from train import extended_lp
 
 WIDTHS, ACTIONS, M = (1, 3, 3, 1), 2, 2
@@ -24,9 +26,13 @@ def simulator(runs: int = 4, seed: int = 0, shift: float = 0.0) -> tc.Simulator:
     return tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(costs, low=-1), runs=runs, seed=seed)
 
 
-def play(learner: tc.Learner, env: tc.Simulator, episodes: int) -> None:
+def side_by_side(learner: tc.Learner, other: tc.Learner, env: tc.Simulator, episodes: int) -> Iterator[None]:
+    """Let both learn from what one of them plays, and stop after every episode."""
     for _ in range(episodes):
-        learner.update(env.rollout(learner.policy))
+        trajectory = env.rollout(learner.policy)
+        learner.update(trajectory)
+        other.update(trajectory)
+        yield
 
 
 def know(learner: OptCMDP, cmdp: tc.LayeredCMDP, visits: float = 1000.0) -> None:
@@ -49,11 +55,11 @@ def test_known_model_without_widths_gives_the_safe_optimum(kind: type[OptCMDP]) 
         assert torch.allclose(plan.value, tc.safe_optimum(cmdp).value, atol=1e-9)
 
 
-@pytest.mark.parametrize("widths", ["published", "matched"])
-def test_greedy_is_optcmdp_without_widths(widths: str) -> None:
+@pytest.mark.parametrize("radii", ["published", "matched"])
+def test_greedy_is_optcmdp_without_widths(radii: str) -> None:
     env = simulator(runs=3, seed=2)
     greedy = Greedy(env.cmdp.layout, M, 500, runs=3)
-    optimist = OptCMDP(env.cmdp.layout, M, 500, runs=3, bonus_scale=0.0, radius_scale=0.0, widths=widths)
+    optimist = OptCMDP(env.cmdp.layout, M, 500, runs=3, bonus_scale=0.0, radius_scale=0.0, radii=radii)
     uniform = tc.uniform_policy(env.cmdp.layout).expand(3, -1, -1, -1)
     for _ in range(150):  # under the uniform policy every pair is visited, and then the conventions for N = 0 do not matter
         trajectory = env.rollout(uniform)
@@ -67,19 +73,16 @@ def test_greedy_is_optcmdp_without_widths(widths: str) -> None:
     assert math.isclose(extended_lp.solve(env.cmdp.layout, *arrays)[0], float(one.value[0]), abs_tol=1e-7)
 
 
-@pytest.mark.parametrize("widths", ["published", "matched"])
-def test_optimism_on_the_good_event(widths: str) -> None:
+@pytest.mark.parametrize("radii", ["published", "matched"])
+def test_optimism_on_the_good_event(radii: str) -> None:
     """Where the truth lies in the confidence sets, the plan promises at least OPT, and q* is safe in WC-OPS's set as well."""
     env = simulator(runs=6, seed=1)
     cmdp, horizon = env.cmdp, 200
     optimum = tc.safe_optimum(cmdp)
-    learner = OptCMDP(cmdp.layout, M, horizon, runs=6, widths=widths)
+    learner = OptCMDP(cmdp.layout, M, horizon, runs=6, radii=radii)
     wcops = tc.WCOPS(cmdp.layout, M, horizon, runs=6)
     checked = 0
-    for _ in range(60):
-        trajectory = env.rollout(learner.policy)
-        learner.update(trajectory)
-        wcops.update(trajectory)
+    for _ in side_by_side(learner, wcops, env, 60):
         rewards, safe_set = learner.program()
         own = wcops.safe_set()
         good = inside(cmdp, rewards, safe_set)
@@ -119,12 +122,10 @@ def test_widths_enter_the_program() -> None:
 
 def test_matched_widths_are_those_of_wcops() -> None:
     env = simulator(runs=2)
-    learner = OptCMDP(env.cmdp.layout, M, 100, runs=2, widths="matched")
+    learner = OptCMDP(env.cmdp.layout, M, 100, runs=2, radii="matched")
     wcops = tc.WCOPS(env.cmdp.layout, M, 100, runs=2)
-    for _ in range(20):
-        trajectory = env.rollout(learner.policy)
-        learner.update(trajectory)
-        wcops.update(trajectory)
+    for _ in side_by_side(learner, wcops, env, 20):
+        pass
     _, safe_set = learner.program()
     own = wcops.safe_set()
     assert torch.equal(safe_set.lower, own.lower) and torch.equal(safe_set.upper, own.upper)
@@ -159,7 +160,7 @@ def test_optcmdp_learns_the_safe_optimum() -> None:
 
 def test_options_are_checked() -> None:
     layout = tc.Layout(WIDTHS, ACTIONS)
-    with pytest.raises(tc.InvalidInput, match="widths is 'publised'; did you mean 'published'"):
-        OptCMDP(layout, M, 10, widths="publised")
-    with pytest.raises(tc.InvalidInput, match="program_options is 'iterations'"):
-        Greedy(layout, M, 10, program_options={"iterations": 3})
+    with pytest.raises(tc.InvalidInput, match="radii is 'publised'; did you mean 'published'"):
+        OptCMDP(layout, M, 10, radii="publised")
+    with pytest.raises(tc.InvalidInput, match="solver is 'newton'.*'column_generation'"):
+        Greedy(layout, M, 10, solver="newton")

@@ -9,27 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import play, simulator
 
 import torchcmdp as tc
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
 from torchcmdp.learners.opt_primal_dual import OptPrimalDual
-from torchcmdp.learners.widths import WIDTH_MODES, feedback_widths, transition_kind
+from torchcmdp.learners.radii import RADIUS_MODES, feedback_radii, transition_kind
 from torchcmdp.trajectory import Trajectory
 
 DELTA, HORIZON = 0.01, 200
-
-
-def simulator(cmdp: LayeredCMDP, runs: int = 1, seed: int = 0) -> tc.Simulator:
-    return tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=seed)
-
-
-def play(learner: OptPrimalDual, cmdp: LayeredCMDP, episodes: int, seed: int = 0) -> list[Trajectory]:
-    env, seen = simulator(cmdp, learner.runs, seed), []
-    for _ in range(episodes):
-        seen.append(env.rollout(learner.policy))
-        learner.update(seen[-1])
-    return seen
 
 
 def constant_costs(learner: OptPrimalDual, cmdp: LayeredCMDP, cost: float, episodes: int) -> None:
@@ -104,12 +93,12 @@ class Literal:
             self.G[k][:, x, a] += trajectory.costs[0, k].numpy()
 
 
-@pytest.mark.parametrize("mode", WIDTH_MODES)
+@pytest.mark.parametrize("mode", RADIUS_MODES)
 @pytest.mark.parametrize("scale", [1.0, 0.001])
 def test_it_is_the_literal_algorithm(mode: str, scale: float, cmdp: LayeredCMDP) -> None:
     layout, gap = cmdp.layout, 0.7
     cmdp = LayeredCMDP(layout, cmdp.transitions, cmdp.rewards, (cmdp.costs + 0.6).clamp_max(1) * layout.pair_mask())
-    settings: dict[str, Any] = {"widths": mode, "bonus_scale": scale, "radius_scale": scale}
+    settings: dict[str, Any] = {"radii": mode, "bonus_scale": scale, "radius_scale": scale}
     learner = OptPrimalDual(layout, 2, HORIZON, DELTA, slater_gap=gap, **settings)
     literal = Literal(layout.widths, layout.actions, 2, gap, mode, scale, scale)
     env, priced = simulator(cmdp), False
@@ -129,12 +118,12 @@ def test_it_is_the_literal_algorithm(mode: str, scale: float, cmdp: LayeredCMDP)
     assert priced == (scale < 1)  # at this horizon the published bonuses never let a policy look unsafe
 
 
-@pytest.mark.parametrize("mode", WIDTH_MODES)
+@pytest.mark.parametrize("mode", RADIUS_MODES)
 def test_published_and_matched_widths(mode: str) -> None:
     layout = tc.Layout((1, 2, 1), 3)
     visits = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64).expand(2, *layout.pair_shape) * layout.pair_mask()
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64)
-    rewards, costs = feedback_widths(mode, visits, layout, 2, horizon=50, delta=0.1, bonus_scale=scales)
+    rewards, costs = feedback_radii(mode, visits, layout, 2, horizon=50, delta=0.1, bonus_scale=scales)
     inside = 6 * 4 * 3 * 3 * 50 / 0.1 if mode == "published" else 2 * 2 * 4 * 3 * 50 / 0.1
     full = math.sqrt(2 * math.log(inside))
     assert np.allclose(costs[:, 1, 1].numpy(), np.outer([1, 0.5], [full, full, full / 2]), rtol=1e-14)
@@ -142,11 +131,11 @@ def test_published_and_matched_widths(mode: str) -> None:
     assert transition_kind(mode, "bernstein") == ("efroni" if mode == "published" else "bernstein")
 
 
-@pytest.mark.parametrize("mode", WIDTH_MODES)
+@pytest.mark.parametrize("mode", RADIUS_MODES)
 def test_evaluation_is_optimistic(mode: str, cmdp: LayeredCMDP) -> None:
     """With the published constants a policy looks at least as rewarding, and at most as costly, as it is."""
-    learner = OptPrimalDual(cmdp.layout, 2, 2000, DELTA, runs=4, widths=mode, slater_gap=1.0)
-    play(learner, cmdp, 100)
+    learner = OptPrimalDual(cmdp.layout, 2, 2000, DELTA, runs=4, radii=mode, slater_gap=1.0)
+    play(learner, simulator(cmdp, learner.runs), 100)
     # as if every pair had been visited a million times: otherwise every value sits at its limit, and nothing is tested
     many, pairs = 1e6, cmdp.layout.pair_mask()
     learner.visits = many * pairs.expand_as(learner.visits)
@@ -163,7 +152,7 @@ def test_evaluation_is_optimistic(mode: str, cmdp: LayeredCMDP) -> None:
 
 def test_without_widths_a_known_model_is_evaluated_exactly(cmdp: LayeredCMDP) -> None:
     learner = OptPrimalDual(cmdp.layout, 2, HORIZON, runs=2, bonus_scale=0.0, radius_scale=0.0)
-    play(learner, cmdp, 30)
+    play(learner, simulator(cmdp, learner.runs), 30)
     learner.visits = cmdp.layout.pair_mask().to(torch.float64).expand(2, -1, -1, -1) * 8
     learner.transition_visits, learner.reward_sum = (
         8 * cmdp.transitions.expand(2, -1, -1, -1, -1),
@@ -182,7 +171,7 @@ def test_values_stay_within_their_limits(cmdp: LayeredCMDP) -> None:
     for scale in (0.0, 0.01, 1.0):
         learner = OptPrimalDual(cmdp.layout, 2, HORIZON, runs=3, bonus_scale=scale, radius_scale=scale)
         for _ in range(10):
-            play(learner, cmdp, 2)
+            play(learner, simulator(cmdp, learner.runs), 2)
             action_values, start = learner.evaluate()
             assert (action_values.abs() <= limits).all() and (action_values[:, 0] >= 0).all() and (start.abs() <= L).all()
             assert (action_values[..., ~cmdp.layout.pair_mask()] == 0).all()
@@ -191,11 +180,11 @@ def test_values_stay_within_their_limits(cmdp: LayeredCMDP) -> None:
 
 def test_without_constraints_it_is_optimistic_policy_optimisation(cmdp: LayeredCMDP) -> None:
     """The same as with constraints whose multipliers never move: what is left is ascent on the optimistic reward alone."""
-    settings: dict[str, Any] = {"widths": "matched", "bonus_scale": 0.02, "radius_scale": 0.02, "primal_step": 0.3}
+    settings: dict[str, Any] = {"radii": "matched", "bonus_scale": 0.02, "radius_scale": 0.02, "primal_step": 0.3}
     free = OptPrimalDual(cmdp.layout, 0, HORIZON, runs=2, **settings)
     unpriced = OptPrimalDual(cmdp.layout, 1, HORIZON, runs=2, dual_step=0.0, **settings)
     one = LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards, cmdp.costs[:1])
-    for seen in play(unpriced, one, 40):
+    for seen in play(unpriced, simulator(one, unpriced.runs), 40):
         before, values = free.logits, free.evaluate()[0][:, 0]
         free.update(Trajectory(seen.states, seen.actions, seen.next_states, seen.rewards, seen.costs[..., :0]))
         assert torch.allclose(free.policy, (before + 0.3 * values).softmax(-1) * cmdp.layout.pair_mask(), atol=1e-12)
@@ -258,12 +247,12 @@ def test_it_approaches_the_safe_optimum_of_two_paths() -> None:
 
 
 def test_config_is_json_and_diagnostics_have_one_number_a_run(cmdp: LayeredCMDP) -> None:
-    learner = OptPrimalDual(cmdp.layout, 2, 100, runs=2, slater_gap=torch.tensor([1.0, 2.0]), widths="matched", confidence="luo")
+    learner = OptPrimalDual(cmdp.layout, 2, 100, runs=2, slater_gap=torch.tensor([1.0, 2.0]), radii="matched", confidence="luo")
     config = json.loads(json.dumps(learner.config()))
     assert config["name"] == "OptPrimalDual" and config["slater_gap"] == [1.0, 2.0] and config["multiplier_cap"] is None
-    assert config["widths_mode"] == "matched" and config["confidence"] == "luo" and config["widths"] == list(cmdp.layout.widths)
+    assert config["radii"] == "matched" and config["confidence"] == "luo" and config["widths"] == list(cmdp.layout.widths)
     assert not learner.diagnostics()
-    play(learner, cmdp, 1)
+    play(learner, simulator(cmdp, learner.runs), 1)
     assert all(value.shape == (2,) for value in learner.diagnostics().values()) and len(learner.diagnostics()) == 3
     learner.load_state_dict(learner.state_dict())
     assert not learner.diagnostics()
@@ -272,7 +261,7 @@ def test_config_is_json_and_diagnostics_have_one_number_a_run(cmdp: LayeredCMDP)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"widths": "publishd"}, "did you mean 'published'"),
+        ({"radii": "publishd"}, "did you mean 'published'"),
         ({"confidence": "l1"}, "confidence is 'l1'"),
         ({"slater_gap": math.nan}, "slater_gap contains nan"),
         ({"slater_gap": torch.ones(3)}, r"slater_gap has shape \(3,\)"),

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import torchcmdp as tc
-from torchcmdp.optimistic import INFEASIBLE, MAX_ITERATIONS, SOLVED, optimistic_optimum
-from torchcmdp.projection import SafeSet
+from torchcmdp.optimistic import ColumnGeneration, optimistic_optimum
+from torchcmdp.safe_set import SafeSet
+from torchcmdp.status import INFEASIBLE, MAX_ITERATIONS, SOLVED
 from train import extended_lp
 
 Instance = tuple[torch.Tensor, SafeSet]
@@ -76,12 +77,12 @@ def test_agrees_with_highs_on_200_instances() -> None:
 @pytest.mark.parametrize("constraints", [0, 1, 2, 4])
 def test_backends_agree(constraints: int) -> None:
     rewards, safe_set = paper_size_batch(12, constraints)
-    compiled = optimistic_optimum(rewards, safe_set, backend="compiled")
-    torched = optimistic_optimum(rewards, safe_set, backend="torch")
+    compiled = optimistic_optimum(rewards, safe_set, solver=ColumnGeneration(backend="compiled"))
+    torched = optimistic_optimum(rewards, safe_set, solver=ColumnGeneration(backend="torch"))
     assert torch.equal(compiled.status, torched.status)
     assert torch.allclose(compiled.value, torched.value, atol=1e-10)
     assert torch.allclose(compiled.excess, torched.excess, atol=1e-10)
-    fixed = optimistic_optimum(rewards, safe_set, fixed_iterations=int(torched.iterations.max()) + 2)
+    fixed = optimistic_optimum(rewards, safe_set, solver=ColumnGeneration(fixed_iterations=int(torched.iterations.max()) + 2))
     assert torch.equal(fixed.status, torched.status) and torch.equal(fixed.value, torched.value)
 
 
@@ -123,7 +124,7 @@ def test_many_constraints_and_no_progress_are_survived() -> None:
     safe_set = SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, costs)
     found = optimistic_optimum(cmdp.rewards, safe_set)
     assert int(found.status) in (SOLVED, INFEASIBLE) and float(safety(safe_set, found.occupancy).max()) <= 1e-6 + found.excess
-    given_up = optimistic_optimum(cmdp.rewards, safe_set, max_iterations=2)
+    given_up = optimistic_optimum(cmdp.rewards, safe_set, solver=ColumnGeneration(max_iterations=2))
     assert int(given_up.status) == MAX_ITERATIONS and float(tc.flow_residual(given_up.occupancy)) < 1e-9
 
 
@@ -138,7 +139,7 @@ def test_float32_in_float32_out() -> None:
 def test_runs_on_the_meta_device() -> None:
     rewards, safe_set = paper_size_batch(3, 2)
     tensors = (t.to("meta") for t in (safe_set.lower, safe_set.upper, safe_set.costs))
-    found = optimistic_optimum(rewards.to("meta"), SafeSet(safe_set.layout, *tensors), fixed_iterations=4)
+    found = optimistic_optimum(rewards.to("meta"), SafeSet(safe_set.layout, *tensors), solver=ColumnGeneration(fixed_iterations=4))
     assert found.occupancy.shape == (3, *safe_set.layout.transition_shape)
 
 
@@ -148,14 +149,16 @@ def test_bad_numbers_are_named(backend: str) -> None:
     broken = rewards.clone()
     broken[2, 1, 2] = torch.nan
     with pytest.raises(tc.InvalidInput, match="rewards cannot be used at instance 0, layer 2, state 1, action 2"):
-        optimistic_optimum(broken, safe_set, backend=backend)
+        optimistic_optimum(broken, safe_set, solver=ColumnGeneration(backend=backend))
     low = safe_set.lower.clone()
     low[1, 0, 0, 1] = 0.9
     with pytest.raises(tc.InvalidInput, match="instance 1, layer 0, state 0, action 1"):
-        optimistic_optimum(rewards, SafeSet(safe_set.layout, low, safe_set.upper, safe_set.costs), backend=backend)
+        optimistic_optimum(
+            rewards, SafeSet(safe_set.layout, low, safe_set.upper, safe_set.costs), solver=ColumnGeneration(backend=backend)
+        )
 
 
 def test_backend_is_checked() -> None:
     rewards, safe_set = paper_size_batch(1, 1)
     with pytest.raises(tc.InvalidInput, match="'gpu'.*'auto', 'compiled', 'torch'"):
-        optimistic_optimum(rewards, safe_set, backend="gpu")
+        optimistic_optimum(rewards, safe_set, solver=ColumnGeneration(backend="gpu"))

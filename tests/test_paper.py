@@ -29,7 +29,7 @@ def result(end: float, spread: float = 0.0, exponent: float = 0.5, **more: Any) 
 
 def verdict(setting: str, claim: str, **results: Any) -> str:
     labels = {"wcops": "WC-OPS", "optcmdp": "OptCMDP", "opd": "OptPrimalDual", "greedy": "Greedy"}
-    rows = claims._CLAIMS[setting]({labels[name]: value for name, value in results.items()})
+    rows = claims._claims(setting, {labels[name]: value for name, value in results.items()})
     return next(decided for name, _, decided in rows if name.endswith(claim))
 
 

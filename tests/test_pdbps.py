@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import play, simulator
 from literal_wcops import greedy_fill
 from torch import Tensor
 
@@ -22,18 +23,6 @@ from torchcmdp.trajectory import Trajectory
 
 DELTA, HORIZON = 0.01, 300
 FAST: dict[str, Any] = {"eta": 0.05, "gamma": 0.1, "share": 0.02, "dual_step": 0.2, "radius_scale": 0.05}
-
-
-def simulator(cmdp: LayeredCMDP, runs: int = 1, seed: int = 0) -> tc.Simulator:
-    return tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=seed)
-
-
-def play(learner: PDBPS, cmdp: LayeredCMDP, episodes: int, seed: int = 0) -> list[Trajectory]:
-    env, seen = simulator(cmdp, learner.runs, seed), []
-    for _ in range(episodes):
-        seen.append(env.rollout(learner.policy))
-        learner.update(seen[-1])
-    return seen
 
 
 def with_costs(trajectory: Trajectory, cost: float) -> Trajectory:
@@ -229,7 +218,7 @@ def test_single_state_is_exp3_ix_with_fixed_share() -> None:
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_extreme_shares(share: float, cmdp: LayeredCMDP) -> None:
     learner = PDBPS(cmdp.layout, 2, HORIZON, runs=2, **{**FAST, "share": share, "eta": 50.0, "gamma": 0.0})
-    play(learner, cmdp, 20)
+    play(learner, simulator(cmdp, learner.runs), 20)
     assert learner.policy.isfinite().all()
     distance = (learner.policy - tc.uniform_policy(cmdp.layout)).abs().max()
     assert distance < 1e-12 if share == 1 else distance > 0.5
@@ -251,7 +240,7 @@ def test_config_diagnostics_and_bad_arguments(cmdp: LayeredCMDP) -> None:
     config = json.loads(json.dumps(learner.config()))
     assert config["name"] == "PDB-PS" and config["eta"] == [0.25, 0.5] and config["confidence"] == "entrywise"
     assert not learner.diagnostics()
-    play(learner, cmdp, 1)
+    play(learner, simulator(cmdp, learner.runs), 1)
     tags = {"Learner/max_multiplier", "Learner/loss_range", "Learner/max_bonus"}
     assert learner.diagnostics().keys() == tags and all(value.shape == (2,) for value in learner.diagnostics().values())
     for settings, message in (

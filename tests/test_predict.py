@@ -15,14 +15,6 @@ from train.predict import METHODS, Options, best_eta, best_safe_reward, draw, tr
 SMALL = ["predict", "--steps", "6", "--contexts", "12", "--held-out", "5", "--runs", "2", "--batch", "4"]
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    """The program sets the number of threads for its process; here the process is the test run's."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_it_writes_its_files_and_prints_its_table(tmp_path, capsys):
     assert main([*SMALL, "--logdir", str(tmp_path)]) == 0
     folder, out = tmp_path / "predict", capsys.readouterr().out
@@ -62,7 +54,7 @@ def test_both_ways_learn_and_are_safe(method):
 def test_the_best_step_size_is_chosen_run_by_run():
     cmdp, options = tc.random_cmdp(seed=0), Options(runs=2)
     data = draw(cmdp, options, 10, 0)
-    layer = SafeOccupancy(cmdp.layout, 2, transitions=cmdp.transitions, costs=cmdp.costs, projection_options={"cap": 1e4})
+    layer = SafeOccupancy(cmdp.layout, 2, transitions=cmdp.transitions, costs=cmdp.costs, solver=tc.Newton(multiplier_cap=1e4))
     losses = torch.stack([1 - data.realised[0], data.realised[1]])  # the second run's predictions are upside down
     assert best_eta(layer, losses, data.realised).flatten().tolist() == [100.0, 1.0]
 

@@ -9,7 +9,9 @@ from tests.projection_instances import clarabel_projection, least_total_violatio
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import flow_residual, interval_residual, occupancy_of, uniform_occupancy
-from torchcmdp.projection import DEFAULT_CAP, ELASTIC, SOLVED, ProjectionResult, SafeSet, project
+from torchcmdp.projection import DEFAULT_CAP, Newton, ProjectionResult, ProjectionSolver, project
+from torchcmdp.safe_set import SafeSet
+from torchcmdp.status import ELASTIC, SOLVED, Status
 
 BACKENDS = ["compiled", "torch"]
 SIZES = [((1, 3, 3, 1), 2, 1), ((1, 2, 4, 3, 1), 3, 2), ((1, 4, 1), 2, 3), ((1, 1), 3, 2), ((1, 3, 2, 1), 2, 0)]
@@ -36,7 +38,7 @@ def assert_certified(result: ProjectionResult, safe_set: SafeSet) -> None:
 @pytest.mark.parametrize(("widths", "actions", "m"), SIZES)
 def test_agrees_with_clarabel(widths: tuple[int, ...], actions: int, m: int, backend: str) -> None:
     loss, reference, safe_set = random_instances(widths, actions, m, batch=6, seed=sum(widths) + m)
-    result = project(loss, reference, safe_set, 0.7, backend=backend)
+    result = project(loss, reference, safe_set, 0.7, solver=Newton(backend=backend))
     assert_certified(result, safe_set)
     for j in range(6):
         expected = clarabel_projection(loss[j], reference[j], one(safe_set, j), 0.7, DEFAULT_CAP)
@@ -46,7 +48,7 @@ def test_agrees_with_clarabel(widths: tuple[int, ...], actions: int, m: int, bac
 def test_the_two_backends_agree() -> None:
     for widths, actions, m in SIZES:
         loss, reference, safe_set = random_instances(widths, actions, m, batch=40, seed=3, severity=0.4)
-        a, b = (project(loss, reference, safe_set, 1.0, backend=backend) for backend in BACKENDS)
+        a, b = (project(loss, reference, safe_set, 1.0, solver=Newton(backend=backend)) for backend in BACKENDS)
         assert torch.equal(a.status, b.status)
         assert torch.allclose(a.occupancy, b.occupancy, atol=1e-9, rtol=0)
 
@@ -54,9 +56,13 @@ def test_the_two_backends_agree() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_safety_binds_where_it_should_and_only_there(backend: str) -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 3, 2, batch=64, seed=0, severity=0.1)
-    result = project(loss, reference, safe_set, 1.0, backend=backend)
+    result = project(loss, reference, safe_set, 1.0, solver=Newton(backend=backend))
     free = project(
-        loss, reference, SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs[:, :0]), 1.0, backend=backend
+        loss,
+        reference,
+        SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs[:, :0]),
+        1.0,
+        solver=Newton(backend=backend),
     )
     unsafe = ((safe_set.costs * free.occupancy.sum(-1).unsqueeze(1)).sum(dim=(2, 3, 4)) > 1e-8).any(1)
     assert unsafe.any() and (~unsafe).any()
@@ -67,8 +73,8 @@ def test_safety_binds_where_it_should_and_only_there(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_point_of_the_set_is_its_own_projection(backend: str) -> None:
     loss, reference, safe_set = random_instances((1, 3, 2, 1), 2, 2, batch=20, seed=5)
-    first = project(loss, reference, safe_set, 1.0, backend=backend)
-    again = project(torch.zeros_like(loss), first.occupancy, safe_set, 1.0, backend=backend)
+    first = project(loss, reference, safe_set, 1.0, solver=Newton(backend=backend))
+    again = project(torch.zeros_like(loss), first.occupancy, safe_set, 1.0, solver=Newton(backend=backend))
     solved = first.status == SOLVED
     assert solved.any()
     assert torch.allclose(again.occupancy[solved], first.occupancy[solved], atol=1e-8)
@@ -81,20 +87,15 @@ def test_known_transitions_return_their_own_occupancy(backend: str) -> None:
     kernel = reference / torch.where(layout.pair_mask().unsqueeze(-1), reference.sum(-1, keepdim=True), 1.0)
     policy = torch.softmax(torch.randn(4, *layout.pair_shape, dtype=torch.float64), -1) * layout.pair_mask()
     q = occupancy_of(policy, kernel)
-    result = project(
-        torch.zeros(layout.pair_shape, dtype=torch.float64),
-        q,
-        SafeSet(layout, kernel, kernel, safe_set.costs),
-        1.0,
-        backend=backend,
-    )
+    loss, known = torch.zeros(layout.pair_shape, dtype=torch.float64), SafeSet(layout, kernel, kernel, safe_set.costs)
+    result = project(loss, q, known, 1.0, solver=Newton(backend=backend))
     assert torch.allclose(result.occupancy, q, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_empty_safe_set_gives_the_exact_penalty_solution(backend: str) -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 2, batch=8, seed=7, severity=0.9)
-    result = project(loss, reference, safe_set, 0.5, cap=20.0, backend=backend)
+    result = project(loss, reference, safe_set, 0.5, solver=Newton(backend=backend, multiplier_cap=20.0))
     elastic = (result.status == ELASTIC).nonzero().squeeze(-1)
     assert len(elastic) >= 4
     assert (result.multipliers[elastic].amax(1) == 20.0).all()
@@ -117,10 +118,12 @@ def test_projecting_again_and_again_reaches_the_least_violation() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_hopeless_neighbour_changes_nothing(backend: str) -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 2, batch=9, seed=9)
-    alone = project(loss, reference, safe_set, 1.0, backend=backend)
+    alone = project(loss, reference, safe_set, 1.0, solver=Newton(backend=backend))
     costs = safe_set.costs.clone()
     costs[4] = safe_set.layout.pair_mask().double()
-    beside = project(loss, reference, SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, costs), 1.0, backend=backend)
+    beside = project(
+        loss, reference, SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, costs), 1.0, solver=Newton(backend=backend)
+    )
     assert beside.status[4] == ELASTIC
     others = torch.arange(9) != 4
     assert torch.equal(alone.occupancy[others], beside.occupancy[others])
@@ -158,7 +161,7 @@ def _degenerate() -> dict[str, tuple[torch.Tensor, torch.Tensor, SafeSet]]:
 @pytest.mark.parametrize("name", list(_degenerate()))
 def test_degenerate_instances_are_solved(name: str, backend: str) -> None:
     loss, reference, safe_set = _degenerate()[name]
-    result = project(loss, reference, safe_set, 1.0, backend=backend)
+    result = project(loss, reference, safe_set, 1.0, solver=Newton(backend=backend))
     assert result.occupancy.isfinite().all()
     assert_certified(result, safe_set)
 
@@ -168,21 +171,21 @@ def test_degenerate_instances_are_solved(name: str, backend: str) -> None:
 def test_batch_shapes_broadcast(shape: tuple[int, ...], backend: str) -> None:
     loss, reference, safe_set = random_instances((1, 2, 3, 1), 2, 1, batch=1, seed=4)
     eta = torch.rand(shape, dtype=torch.float64) + 0.1
-    result = project(loss[0], reference[0], one(safe_set, 0), eta, backend=backend)
+    result = project(loss[0], reference[0], one(safe_set, 0), eta, solver=Newton(backend=backend))
     assert result.occupancy.shape == (*shape, *safe_set.layout.transition_shape)
     assert result.status.shape == result.gap.shape == result.residual.shape == result.iterations.shape == torch.Size(shape)
     assert result.multipliers.shape == (*shape, 1) and result.potentials.shape == (*shape, 3, 3)
     for index in [tuple(i) for i in torch.ones(shape).nonzero().tolist()]:
-        alone = project(loss[0], reference[0], one(safe_set, 0), float(eta[index]), backend=backend)
+        alone = project(loss[0], reference[0], one(safe_set, 0), float(eta[index]), solver=Newton(backend=backend))
         assert torch.allclose(alone.occupancy, result.occupancy[index], atol=1e-12)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_float32_in_and_out(backend: str) -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 1, batch=5, seed=4)
-    exact = project(loss, reference, safe_set, 1.0, backend=backend)
+    exact = project(loss, reference, safe_set, 1.0, solver=Newton(backend=backend))
     single = SafeSet(safe_set.layout, safe_set.lower.float(), safe_set.upper.float(), safe_set.costs.float())
-    result = project(loss.float(), reference.float(), single, 1.0, backend=backend)
+    result = project(loss.float(), reference.float(), single, 1.0, solver=Newton(backend=backend))
     assert result.occupancy.dtype == result.log_occupancy.dtype == torch.float32
     assert torch.allclose(result.occupancy.double(), exact.occupancy, atol=1e-5)
 
@@ -190,18 +193,18 @@ def test_float32_in_and_out(backend: str) -> None:
 def test_fixed_iterations_give_the_same_answer_without_host_reads() -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 2, batch=16, seed=4, severity=0.0)
     exact = project(loss, reference, safe_set, 1.0)
-    fixed = project(loss, reference, safe_set, 1.0, fixed_iterations=15)
+    fixed = project(loss, reference, safe_set, 1.0, solver=Newton(fixed_iterations=15))
     assert torch.equal(fixed.status, exact.status)
     assert torch.allclose(fixed.occupancy, exact.occupancy, atol=1e-9)
     meta = SafeSet(safe_set.layout, *(tensor.to("meta") for tensor in (safe_set.lower, safe_set.upper, safe_set.costs)))
-    result = project(loss.to("meta"), reference.to("meta"), meta, 1.0, fixed_iterations=2)
+    result = project(loss.to("meta"), reference.to("meta"), meta, 1.0, solver=Newton(fixed_iterations=2))
     assert result.occupancy.device.type == "meta" and result.occupancy.shape == exact.occupancy.shape
 
 
 def test_fixed_iterations_name_what_they_cannot_refuse() -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 1, batch=4, seed=4)
     exact = project(loss, reference, safe_set, 1.0)
-    result = project(loss, _spoil(reference, float("nan")), safe_set, 1.0, fixed_iterations=15)
+    result = project(loss, _spoil(reference, float("nan")), safe_set, 1.0, solver=Newton(fixed_iterations=15))
     assert result.status_names[2] == "invalid" and "invalid" not in result.status_names[:2]
     others = torch.arange(4) != 2
     assert torch.allclose(result.occupancy[others], exact.occupancy[others], atol=1e-9)
@@ -210,7 +213,7 @@ def test_fixed_iterations_name_what_they_cannot_refuse() -> None:
 def test_too_few_iterations_are_named() -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 2, batch=4, seed=4)
     for backend in BACKENDS:
-        result = project(loss, reference, safe_set, 1.0, backend=backend, max_iterations=1)
+        result = project(loss, reference, safe_set, 1.0, solver=Newton(backend=backend, max_iterations=1))
         assert result.status_names == ["max_iterations"] * 4
         assert flow_residual(result.occupancy).max() < 1e-12
 
@@ -237,7 +240,7 @@ def test_bad_numbers_are_named(name: str, value: float, sentence: str, backend: 
     tensors[name] = _spoil(tensors[name], value)
     spoilt = SafeSet(safe_set.layout, tensors["lower"], tensors["upper"], safe_set.costs)
     with pytest.raises(InvalidInput, match=sentence):
-        project(loss, tensors["reference"], spoilt, 1.0, backend=backend)
+        project(loss, tensors["reference"], spoilt, 1.0, solver=Newton(backend=backend))
 
 
 def test_bad_arguments_get_a_sentence() -> None:
@@ -249,9 +252,57 @@ def test_bad_arguments_get_a_sentence() -> None:
         ((loss[:1], q, safe_set, 1.0), {}, "loss has shape"),
         ((loss, q[:1], safe_set, 1.0), {}, "reference has shape"),
         ((loss, None, safe_set, 1.0), {}, "either reference or log_reference"),
-        ((loss, q, safe_set, 1.0), {"method": "newtn"}, "did you mean 'newton'"),
-        ((loss, q, safe_set, 1.0), {"backend": "gpu"}, "must be one of 'auto', 'compiled', 'torch'"),
-        ((loss, q, safe_set, 1.0), {"cap": 0.0}, "cap is 0.0"),
+        ((loss, q, safe_set, 1.0), {"solver": "newtn"}, "did you mean 'newton'"),
+        ((loss, q, safe_set, 1.0), {"solver": Newton}, "an instance of ProjectionSolver"),
     ]:
         with pytest.raises(InvalidInput, match=sentence):
             project(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"backend": "gpu"}, "backend is 'gpu'; .* 'auto', 'compiled', 'torch'"),
+        ({"multiplier_cap": 0.0}, "multiplier_cap is 0.0; it must be a positive number"),
+        ({"tolerance": float("nan")}, "tolerance is nan"),
+        ({"max_iterations": 1.5}, "max_iterations is 1.5; it must be a positive whole number"),
+        ({"fixed_iterations": 0}, "fixed_iterations is 0"),
+        ({"fixed_iterations": 3, "backend": "compiled"}, 'fixed_iterations needs "torch" or "auto"'),
+    ],
+)
+def test_a_solver_is_checked_when_it_is_made(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        Newton(**settings)
+
+
+def test_anybodys_solver_may_be_given() -> None:
+    class Doubled(ProjectionSolver):
+        def solve(self, objective: torch.Tensor, safe_set: SafeSet) -> ProjectionResult:
+            return Newton().solve(2 * objective, safe_set)
+
+    loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 1, batch=2, seed=4)
+    expected = project(2 * loss, reference**2, safe_set, 1.0)
+    assert torch.allclose(project(loss, reference, safe_set, 1.0, solver=Doubled()).occupancy, expected.occupancy, atol=1e-9)
+    assert Doubled().config() == {"name": "Doubled"}
+
+
+def test_rounded_intervals_are_mended_and_valid_ones_are_not_touched() -> None:
+    loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 1, batch=4, seed=4)
+    kernel = reference / reference.sum(-1, keepdim=True).clamp_min(1e-300)
+    exact = project(loss, reference, SafeSet(safe_set.layout, kernel, kernel, safe_set.costs), 1.0)
+    again = SafeSet(safe_set.layout, kernel, kernel, safe_set.costs)
+    assert torch.equal(again.lower, kernel) and torch.equal(again.upper, kernel)
+    for low, high in ((1 + 5e-6, 1 + 5e-6), (1 - 5e-6, 1 - 5e-6), (1 + 1e-9, 1 - 1e-9)):
+        mended = SafeSet(safe_set.layout, low * kernel, high * kernel, safe_set.costs)
+        assert (mended.lower <= mended.upper).all()
+        for backend in BACKENDS:
+            result = project(loss, reference, mended, 1.0, solver=Newton(backend=backend))
+            assert torch.allclose(result.occupancy, exact.occupancy, atol=1e-4)
+    crossed = SafeSet(safe_set.layout, 1.001 * kernel, kernel, safe_set.costs)
+    assert torch.equal(crossed.upper, kernel)  # a thousandth is a mistake, and no rounding
+
+
+@pytest.mark.parametrize("status", Status)
+def test_every_status_has_a_sentence(status: Status) -> None:
+    assert status.advice[0].isupper() and status.advice.endswith(".") and "\n" not in status.advice
+    assert Status(int(status)) is status

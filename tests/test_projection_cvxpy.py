@@ -11,12 +11,15 @@ import torch
 from cvxpylayers.torch import CvxpyLayer
 from torch import Tensor
 
+from tests.projection_instances import one
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import flow_residual, interval_residual, occupancy_of, uniform_policy
 from torchcmdp.projection import cvxpy_layer
-from torchcmdp.projection.cvxpy_layer import RETRY_CAPS, solve_cvxpy
-from torchcmdp.projection.problem import DEFAULT_CAP, ELASTIC, LOG_FLOOR, MAX_ITERATIONS, SOLVED, SafeSet
+from torchcmdp.projection.cvxpy_layer import RETRY_CAPS, Cvxpy
+from torchcmdp.projection.problem import DEFAULT_CAP, LOG_FLOOR, ProjectionResult
+from torchcmdp.safe_set import SafeSet
+from torchcmdp.status import ELASTIC, MAX_ITERATIONS, SOLVED
 
 SOLVERS = [pytest.param("MOREAU", marks=pytest.mark.skipif(not cvxpy_layer._installed("moreau"), reason="no moreau")), "DIFFCP"]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:cvxpylayers", "ignore::UserWarning")
@@ -42,8 +45,8 @@ def random_problem(layout: Layout, m: int, batch: tuple[int, ...], seed: int) ->
     return target, SafeSet(layout, lower, upper, costs)
 
 
-def one(safe: SafeSet, j: int) -> SafeSet:
-    return SafeSet(safe.layout, safe.lower[j], safe.upper[j], safe.costs[j])
+def solve_cvxpy(target: Tensor, safe: SafeSet, **settings: Any) -> ProjectionResult:
+    return Cvxpy(**settings).solve(target, safe)
 
 
 def clarabel(target: Tensor, safe: SafeSet) -> Tensor:
@@ -174,7 +177,7 @@ def test_an_empty_safe_set_is_elastic_and_leaves_its_neighbours_alone(solver: st
 def test_the_cap_bounds_the_multipliers(solver: str) -> None:
     target, safe = random_problem(TINY, 1, (), seed=1)
     free = solve_cvxpy(target, safe, solver=solver)
-    capped = solve_cvxpy(target, safe, solver=solver, cap=0.25 * float(free.multipliers))
+    capped = solve_cvxpy(target, safe, solver=solver, multiplier_cap=0.25 * float(free.multipliers))
     assert capped.status.item() == ELASTIC
     assert abs(capped.multipliers.item() - 0.25 * float(free.multipliers)) < 1e-6
     # at the cap the answer is the unconstrained projection of the target penalised by cap * costs
@@ -362,21 +365,24 @@ def test_runs_in_inference_mode_and_still_differentiates_afterwards() -> None:
     assert leaf.grad is not None
 
 
-@pytest.mark.parametrize("name", ["log_target", "lower", "upper", "costs"])
-def test_nan_is_refused_by_name_and_instance(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("log_target", "reference or eta"), ("lower", "lower or upper"), ("upper", "lower or upper"), ("costs", "costs")],
+)
+def test_nan_is_refused_by_name_and_instance(name: str, told: str) -> None:
     target, safe = random_problem(TINY, 1, (2, 2), seed=0)
     tensors = {"log_target": target, "lower": safe.lower, "upper": safe.upper, "costs": safe.costs}
     tensors[name][1, 0, 0, 0, 0, 0] = math.nan
-    with pytest.raises(InvalidInput, match=f"{name} is nan in instance 2 of the flattened batch"):
+    with pytest.raises(InvalidInput, match=f"{told} cannot be used at instance 2, layer 0, state 0, action 0"):
         solve_cvxpy(target, SafeSet(TINY, tensors["lower"], tensors["upper"], tensors["costs"]))
 
 
 def test_bad_arguments_get_a_sentence() -> None:
     target, safe = random_problem(TINY, 1, (2,), seed=0)
-    with pytest.raises(InvalidInput, match="CUCLARABEL, DIFFCP, MOREAU"):
+    with pytest.raises(InvalidInput, match="'CUCLARABEL', 'DIFFCP', 'MOREAU'"):
         solve_cvxpy(target, safe, solver="GUROBI")
-    with pytest.raises(InvalidInput, match="cap is -1"):
-        solve_cvxpy(target, safe, cap=-1.0)
+    with pytest.raises(InvalidInput, match="multiplier_cap is -1"):
+        solve_cvxpy(target, safe, multiplier_cap=-1.0)
     with pytest.raises(InvalidInput, match="do not broadcast"):
         solve_cvxpy(target[:1].expand(3, *target.shape[1:]), safe)
     with pytest.raises(InvalidInput, match="last axes must be"):
@@ -413,6 +419,6 @@ def test_one_layer_is_compiled_for_one_problem(solver: str, monkeypatch: pytest.
         for batch in ((), (2,)):
             solve_cvxpy(*random_problem(TINY, 1, batch, seed), solver=solver)
     assert len(built) == 1
-    solve_cvxpy(*random_problem(TINY, 1, (), 0), solver=solver, cap=7.0)
+    solve_cvxpy(*random_problem(TINY, 1, (), 0), solver=solver, multiplier_cap=7.0)
     solve_cvxpy(*random_problem(TINY, 2, (), 0), solver=solver)
     assert len(built) == 3

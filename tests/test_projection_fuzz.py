@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.projection_instances import wild_instances
 from torchcmdp.occupancy import flow_residual, interval_residual
-from torchcmdp.projection import DEFAULT_CAP, ELASTIC, SOLVED, project
+from torchcmdp.projection import DEFAULT_CAP, Newton, project
+from torchcmdp.status import ELASTIC, SOLVED
 
 EXAMPLES, BATCH = 1000, 20
 
@@ -18,7 +19,7 @@ EXAMPLES, BATCH = 1000, 20
 def test_every_instance_is_solved_or_rightly_named(seed: int) -> None:
     log_reference, safe_set = wild_instances(seed, BATCH)
     loss = torch.zeros(safe_set.layout.pair_shape, dtype=torch.float64)
-    result = project(loss, None, safe_set, 1.0, log_reference=log_reference, backend="compiled")
+    result = project(loss, None, safe_set, 1.0, log_reference=log_reference, solver=Newton(backend="compiled"))
     q = result.occupancy
     assert q.isfinite().all() and not result.log_occupancy.isnan().any()
     used = (safe_set.costs * q.sum(-1).unsqueeze(1)).sum(dim=(2, 3, 4))

@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck
 
 from tests.projection_instances import random_instances
-from torchcmdp.projection import SafeSet, project
+from torchcmdp.projection import Cvxpy, Newton, project
+from torchcmdp.projection.problem import ProjectionSolver
+from torchcmdp.safe_set import SafeSet
 
 BACKENDS = ["compiled", "torch"]
 CASES = {
@@ -38,14 +40,14 @@ def differentiable_instance(name: str) -> tuple[tuple[Tensor, ...], SafeSet]:
 
 
 def projected(safe_set: SafeSet, backend: str, **options: object):  # type: ignore[no-untyped-def]
-    layout = safe_set.layout
+    layout, solver = safe_set.layout, Newton(backend=backend, **options)
     real, pairs = layout.transition_mask(), layout.pair_mask()
 
     def function(
         loss: Tensor, log_reference: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, eta: Tensor
     ) -> tuple[Tensor, Tensor]:
         the_set = SafeSet(layout, lower * real, upper * real, costs * pairs)
-        result = project(loss * pairs, None, the_set, eta, log_reference=log_reference * real, backend=backend, **options)
+        result = project(loss * pairs, None, the_set, eta, log_reference=log_reference * real, solver=solver)
         return result.occupancy, 1e-2 * result.log_occupancy.masked_fill(~real, 0.0)
 
     return function
@@ -113,8 +115,8 @@ def test_agrees_with_cvxpylayers_in_dense_mode() -> None:
     torch.manual_seed(0)
     cotangent = torch.rand_like(inputs[1])
 
-    def grads(**options: object) -> tuple[Tensor, ...]:
-        result = project(inputs[0], inputs[1], SafeSet(safe_set.layout, *inputs[2:]), 1.0, **options)
+    def grads(solver: ProjectionSolver) -> tuple[Tensor, ...]:
+        result = project(inputs[0], inputs[1], SafeSet(safe_set.layout, *inputs[2:]), 1.0, solver=solver)
         return torch.autograd.grad((result.occupancy * cotangent).sum(), inputs)
 
     several = (safe_set.layout.transition_mask().sum(-1) > 1).unsqueeze(-1).expand_as(inputs[2])
@@ -122,7 +124,6 @@ def test_agrees_with_cvxpylayers_in_dense_mode() -> None:
     inside = several & (inputs[2] > 0) & (inputs[3] < 1)
     real = safe_set.layout.transition_mask().expand_as(several)
     shown = (torch.ones_like(inputs[0], dtype=torch.bool), real, inside, inside, torch.ones_like(inputs[4], dtype=torch.bool))
-    for ours, theirs, where in zip(
-        grads(), grads(method="cvxpy", solver="DIFFCP", solver_args={"mode": "dense"}), shown, strict=True
-    ):
+    dense = Cvxpy(solver="DIFFCP", solver_args={"mode": "dense"})
+    for ours, theirs, where in zip(grads(Newton()), grads(dense), shown, strict=True):
         assert torch.allclose(ours[where], theirs[where], atol=1e-4)

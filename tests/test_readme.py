@@ -53,12 +53,10 @@ def test_command_lines_name_commands_and_options_that_exist(line):
     words = line.split()
     name = words[0] if words and re.fullmatch(r"[a-z]+", words[0]) else MAIN_JOB
     assert name in COMMANDS, line
-    module = importlib.import_module(COMMANDS[name])
-    parts = {"bench": BENCHMARKS, "tune": STUDIES}.get(name)
+    command, parts = COMMANDS[name], {"bench": BENCHMARKS, "tune": STUDIES}.get(name, {})
     if parts and len(words) > 1 and not words[1].startswith("-"):
         assert words[1] in parts, line
-        module = importlib.import_module(parts[words[1]][0])
-    elif name == "tune":
-        module = importlib.import_module(STUDIES["study"][0])
+        command = parts[words[1]]
+    module = importlib.import_module(parts["study"].module if name == "tune" and command not in parts.values() else command.module)
     for option in re.findall(r"--([a-z-]+)", line):
         assert option == "help" or option.replace("-", "_") in module.Options.__dataclass_fields__, option

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_run import Killed, assert_same, kill, play, table
-from test_tensorboard import read, steps
-from torch import Tensor
+from hedge import Killed, assert_same, curves, equal, kill, play, read, steps, table
 
 from torchcmdp.errors import RunFolderError
-from torchcmdp.run import MOST_POINTS
-from torchcmdp.tensorboard import EVENTS, RunFolder
-from train import experiment_folder
+from torchcmdp.events import EVENTS
+from torchcmdp.folder import RunFolder
+from torchcmdp.run.options import MOST_POINTS, RunOptions
+from train.program import experiment_folder
 
 ROOT = Path(__file__).parents[1]
 HERE = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHCMDP_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -29,20 +28,6 @@ SMALL = ["--episodes", "600", "--runs", "2", "--widths", "1", "2", "1", "--actio
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=HERE, capture_output=True, text=True, **options)
-
-
-def equal(one: object, two: object) -> bool:
-    """Whether two states are the same to the last bit."""
-    if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
-    return torch.equal(one, two) if isinstance(one, Tensor) and isinstance(two, Tensor) else one == two
-
-
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """All curves as TensorBoard shows them, but for the speed, which is not the same twice."""
-    events = read(folder)
-    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("Time/")]
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 
 @pytest.mark.slow
@@ -142,7 +127,7 @@ def test_a_full_disk_gets_a_sentence_and_what_was_saved_stays(tmp_path, monkeypa
         play(tmp_path, at=15, action=kill, checkpoint_episodes=13)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     with monkeypatch.context() as patch, pytest.raises(RunFolderError) as caught:
-        patch.setattr("torchcmdp.tensorboard.open", FullDisk(name), raising=False)
+        patch.setattr("torchcmdp.files.open", FullDisk(name), raising=False)
         play(tmp_path, checkpoint_every=0)
     sentence = str(caught.value)
     assert "No space left on device" in sentence and "the same command continues" in sentence and "\n" not in sentence
@@ -198,16 +183,11 @@ def test_a_name_does_not_lead_out_of_the_log_directory(tmp_path, name):
 
 
 def test_points_are_thinned_to_a_stated_number():
-    from test_run import Uniform, make_env
-
-    from torchcmdp.run import _check_arguments
-
-    learner = Uniform(make_env().layout)
     with pytest.warns(UserWarning, match=r"log_every is 1, .* 1,000,000 logging points; every 100 episodes"):
-        assert _check_arguments(learner, 1_000_000, 1, None) == 100
+        assert RunOptions(log_every=1).spacing(1_000_000) == 100
     for episodes in (1, 199, 200, 399, 20_000, 1_000_003):
-        assert episodes / _check_arguments(learner, episodes, None, None) < 400
-    assert _check_arguments(learner, MOST_POINTS, 1, None) == 1
+        assert episodes / RunOptions().spacing(episodes) < 400
+    assert RunOptions(log_every=1).spacing(MOST_POINTS) == 1
 
 
 MEMORY = """

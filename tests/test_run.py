@@ -2,73 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
 
 import pytest
 import torch
+from hedge import RUNS, Hedge, Killed, assert_same, interrupt, kill, make_env, play, table
 from torch import Tensor, nn
 
 from torchcmdp.errors import InvalidInput, RunFolderError
 from torchcmdp.instances import random_cmdp
 from torchcmdp.metrics import Tracker
 from torchcmdp.occupancy import uniform_policy
-from torchcmdp.processes import Bernoulli, OGDAdversary, Recorder, Replay, safe_caps
-from torchcmdp.run import RunResult, run
+from torchcmdp.processes import OGDAdversary, Recorder, Replay, safe_caps
+from torchcmdp.run import run
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
-
-RUNS = 3
-CURVES = (
-    "regret",
-    "anytime_regret",
-    "alpha_regret",
-    "violation",
-    "positive_violation",
-    "violation_by_constraint",
-    "positive_violation_by_constraint",
-    "rho",
-    "alpha",
-    "safe_value",
-    "best_value",
-)
-
-
-class Killed(Exception):
-    """Stands for a process that dies."""
-
-
-class Hedge(nn.Module):
-    """A learner whose policy depends on everything it has seen, with diagnostics; raises or signals at a chosen episode."""
-
-    name = "Hedge"
-
-    def __init__(self, layout, rate=0.1, at=None, action=None):
-        super().__init__()
-        self.layout, self.rate, self.at, self.action = layout, rate, at, action
-        self.register_buffer("scores", torch.zeros(RUNS, *layout.pair_shape, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-
-    @property
-    def policy(self) -> Tensor:
-        return self.scores.softmax(-1) * self.layout.pair_mask()
-
-    def update(self, trajectory: Trajectory) -> None:
-        if self.action is not None and int(self.count) + 1 == self.at:
-            self.action()
-        runs, layers = trajectory.states.shape
-        index = (torch.arange(runs)[:, None], torch.arange(layers), trajectory.states, trajectory.actions)
-        self.scores = self.scores.index_put(index, self.rate * trajectory.rewards, accumulate=True)
-        self.count = self.count + 1
-
-    def diagnostics(self) -> dict[str, Tensor]:
-        parity = (self.count % 2).to(torch.float64).expand(RUNS)
-        return {"Solver/iterations": self.count.to(torch.float64).expand(RUNS), "Solver/elastic": parity}
-
-    def config(self) -> dict[str, object]:
-        return {"rate": self.rate}
 
 
 class Uniform:
@@ -81,43 +31,11 @@ class Uniform:
         pass
 
 
-def make_env(seed: int = 0) -> Simulator:
-    cmdp = random_cmdp((1, 2, 3, 1), 2, 2, seed=1)
-    return Simulator(cmdp, Bernoulli(cmdp.rewards), Bernoulli(cmdp.costs, low=-1), runs=RUNS, seed=seed)
-
-
 def adversarial_env(step: float = 0.3) -> Simulator:
     cmdp = random_cmdp((1, 2, 3, 1), 2, 2, seed=1)
     rewards = Recorder(OGDAdversary(cmdp.rewards, sign=-1, step=step), 15)
     costs = Recorder(OGDAdversary(cmdp.costs, sign=1, step=step, low=-1, high=safe_caps(cmdp, 0.2)), 100)
     return Simulator(cmdp, rewards, costs, runs=RUNS)
-
-
-def play(logdir=None, *, episodes=20, log_every=4, env=None, at=None, action=None, rate=0.1, **options) -> RunResult:
-    env = env or make_env()
-    return run(Hedge(env.cmdp.layout, rate, at, action), env, episodes, logdir, log_every, progress=False, images=False, **options)
-
-
-def kill() -> None:
-    raise Killed
-
-
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def table(folder) -> list[dict[str, str]]:
-    with open(folder / "metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def assert_same(one: RunResult, two: RunResult) -> None:
-    assert one.episodes.tolist() == two.episodes.tolist()
-    for name in CURVES:
-        assert torch.equal(getattr(one, name), getattr(two, name)), name
-    for tag, value in one.diagnostics.items():
-        assert torch.equal(value, two.diagnostics[tag]), tag
-        assert torch.equal(one.counts[tag], two.counts[tag]), tag
 
 
 @pytest.mark.parametrize(("episodes", "log_every", "points"), [(10, 4, [4, 8, 10]), (8, 4, [4, 8]), (3, 100, [3]), (1, None, [1])])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcmdp.session import Tally
+from torchcmdp.run.session import Diagnostics
 
 
 def test_tallies_average_windows_and_runs_and_count_episodes() -> None:
-    tally = Tally(runs=2)
+    tally = Diagnostics(runs=2)
     active = torch.tensor([[0.0, 2.0], [3.0, 1.0], [0.0, 0.0], [1.0, -1.0]])
     tally.add({"active": active[0]})
     tally.add({"active": active[1]})
@@ -22,7 +22,7 @@ def test_tallies_average_windows_and_runs_and_count_episodes() -> None:
 
 
 def test_a_tag_that_comes_later_or_goes_counts_as_zero_elsewhere() -> None:
-    tally = Tally(runs=3)
+    tally = Diagnostics(runs=3)
     tally.add({})
     tally.add({"a": torch.ones(3)})
     tally.add({"b": torch.tensor(True), "a": torch.ones(3)})
@@ -32,11 +32,11 @@ def test_a_tag_that_comes_later_or_goes_counts_as_zero_elsewhere() -> None:
 
 
 def test_a_tally_continues_from_its_state() -> None:
-    straight, resumed = Tally(2), Tally(2)
+    straight, resumed = Diagnostics(2), Diagnostics(2)
     values = torch.rand(6, 2, generator=torch.Generator().manual_seed(0))
     for value in values[:3]:
         straight.add({"x": value, "y": value - 0.5})
-    resumed.load_state_dict(straight.state_dict(), torch.device("cpu"))
+    resumed.load_state_dict(straight.state_dict())
     for value in values[3:]:
         straight.add({"x": value, "y": value - 0.5})
         resumed.add({"x": value, "y": value - 0.5})
@@ -47,11 +47,11 @@ def test_a_tally_continues_from_its_state() -> None:
 
 
 def test_a_tally_reads_nothing_on_the_host_and_keeps_no_gradient() -> None:
-    tally = Tally(2)
+    tally = Diagnostics(2)
     tally.add({"x": torch.ones(2, device="meta")})
     tally.add({"x": torch.ones(2, device="meta")})
     assert tally.counts()["x"].device.type == "meta"
     weight = torch.ones(2, requires_grad=True)
-    own = Tally(2)
+    own = Diagnostics(2)
     own.add({"x": weight * 2})
     assert not own.means(1)["x"].requires_grad and own.means(1)["x"].tolist() == pytest.approx([2, 2])

@@ -6,20 +6,12 @@ import pytest
 import torch
 
 import torchcmdp as tc
-from torchcmdp.metrics import expected_value
+from torchcmdp.occupancy import expected_value
 from train.__main__ import main
-from train.comparison import Curves, SeedNetworks, with_interval
+from train.comparison import Curves, SeedNetworks, rounded
 from train.shield import METHODS, Options, reinforce, train
 
 SMALL = ["shield", "--steps", "12", "--episodes", "4", "--runs", "3"]
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    """The program sets the number of threads for its process; here the process is the test run's."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_it_writes_its_files_and_prints_its_table(tmp_path, capsys):
@@ -74,7 +66,7 @@ def test_curves_and_intervals():
     for step in (1, 5):
         curves.add(step, {"a": torch.tensor([1.0, 3.0]) * step})
     assert curves.steps.tolist() == [1, 5] and curves["a"].tolist() == [[1.0, 5.0], [3.0, 15.0]]
-    assert with_interval(torch.tensor([1.0, 1.0])) == "1.000 +- 0.000" and with_interval(torch.tensor([-1e-9])) == "0.000"
+    assert rounded(torch.tensor([1.0, 1.0])) == "1.000 +- 0.000" and rounded(torch.tensor([-1e-9])) == "0.000"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import simulator
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
@@ -14,15 +15,13 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.instances import random_cmdp
 from torchcmdp.occupancy import occupancy_of, uniform_policy
 from torchcmdp.processes import Bernoulli, Fixed, Process
-from torchcmdp.simulator import Simulator, _draw, _thresholds
+from torchcmdp.sampling import draw, thresholds
+from torchcmdp.simulator import Simulator
 from torchcmdp.streams import RunStreams
+from torchcmdp.testing import check_environment
 from torchcmdp.trajectory import Trajectory
 
 MakePolicy = Callable[..., Tensor]
-
-
-def simulator(cmdp: LayeredCMDP, **arguments: int) -> Simulator:
-    return Simulator(cmdp, Bernoulli(cmdp.rewards), Bernoulli(cmdp.costs, low=-1), **arguments)
 
 
 def fields(trajectory: Trajectory) -> dict[str, Tensor]:
@@ -59,22 +58,11 @@ class Drifting(Process):
         self._values = state["values"]
 
 
-def test_shapes_and_types(cmdp: LayeredCMDP) -> None:
-    for dtype in (torch.float64, torch.float32):
-        trajectory = simulator(cmdp.to(dtype=dtype), runs=5).rollout(uniform_policy(cmdp.layout, dtype=dtype))
-        assert (trajectory.runs, trajectory.constraints) == (5, 2)
-        for name in ("states", "actions", "next_states"):
-            assert getattr(trajectory, name).shape == (5, 4) and getattr(trajectory, name).dtype == torch.int64
-        assert trajectory.rewards.shape == (5, 4) and trajectory.rewards.dtype == dtype
-        assert trajectory.costs.shape == (5, 4, 2) and trajectory.costs.dtype == dtype
-
-
-def test_paths_are_connected_and_real(cmdp: LayeredCMDP) -> None:
-    trajectory = simulator(cmdp, runs=200).rollout(uniform_policy(cmdp.layout))
-    assert (trajectory.states[:, 0] == 0).all() and (trajectory.next_states[:, -1] == 0).all()
-    assert torch.equal(trajectory.states[:, 1:], trajectory.next_states[:, :-1])
-    layers = torch.arange(4)
-    assert cmdp.layout.transition_mask()[layers, trajectory.states, trajectory.actions, trajectory.next_states].all()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_contract_of_an_environment(cmdp: LayeredCMDP, dtype: torch.dtype) -> None:
+    own, away = cmdp.to(dtype=dtype), cmdp.to("meta")
+    check_environment(lambda runs: simulator(own, runs), meta=lambda runs: simulator(away, runs))
+    check_environment(lambda runs: Simulator(own, Drifting(own.rewards, runs), Fixed(own.costs), runs=runs, seed=8))
 
 
 def test_visits_match_the_exact_occupancy_within_five_sigma(random_policy: MakePolicy) -> None:
@@ -228,11 +216,11 @@ def test_drawing_at_the_edges_of_the_unit_interval() -> None:
     possible = (p > 0).long()
     first, last = possible.argmax(-1), 6 - possible.flip(-1).argmax(-1)
     edges = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
-    assert torch.equal(_draw(_thresholds(p), edges[0]), first)
-    assert torch.equal(_draw(_thresholds(p), edges[1]), last)
-    steps = _thresholds(p).diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
-    assert (steps[p == 0] == 0).all() and (_thresholds(p)[:, -1] == 1).all()
-    assert (_draw(_thresholds(torch.zeros(1, 7)), edges[1]) == 0).all()
+    assert torch.equal(draw(thresholds(p), edges[0]), first)
+    assert torch.equal(draw(thresholds(p), edges[1]), last)
+    steps = thresholds(p).diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
+    assert (steps[p == 0] == 0).all() and (thresholds(p)[:, -1] == 1).all()
+    assert (draw(thresholds(torch.zeros(1, 7)), edges[1]) == 0).all()
 
 
 def test_a_cumulated_sum_that_rounds_up_and_down_still_draws_possible_entries_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +234,9 @@ def test_a_cumulated_sum_that_rounds_up_and_down_still_draws_possible_entries_on
         return exact(self, dim) * (1 + 1e-15 * torch.randn(self.shape, generator=generator, dtype=torch.float64))
 
     monkeypatch.setattr(torch.Tensor, "cumsum", rounded)
-    thresholds = _thresholds(p)
-    steps = thresholds.diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
-    assert (steps >= 0).all() and (steps[p == 0] == 0).all() and (thresholds[:, -1] == 1).all()
+    drawn_from = thresholds(p)
+    steps = drawn_from.diff(dim=-1, prepend=torch.zeros(len(p), 1, dtype=torch.float64))
+    assert (steps >= 0).all() and (steps[p == 0] == 0).all() and (drawn_from[:, -1] == 1).all()
 
 
 def test_gradients_do_not_leak_into_the_trajectory(cmdp: LayeredCMDP) -> None:
@@ -286,5 +274,5 @@ def test_refuses_with_a_sentence(cmdp: LayeredCMDP) -> None:
         Simulator(cmdp, rewards, costs, seed=-1)
     with pytest.raises(InvalidInput, match=r"policy has shape \(3, 4, 4, 3\); expected .* = \(2, 4, 4, 3\) or"):
         Simulator(cmdp, rewards, costs, runs=2).rollout(torch.zeros(3, *cmdp.layout.pair_shape))
-    with pytest.raises(InvalidInput, match="keys episode, rewards and costs, not none"):
+    with pytest.raises(InvalidInput, match="of Simulator has episode, rewards, costs, but was given nothing"):
         Simulator(cmdp, rewards, costs).load_state_dict({})

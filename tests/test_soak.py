@@ -12,13 +12,6 @@ from train.__main__ import main
 SMALL = ["--runs", "8", "--episodes", "12", "--widths", "1", "2", "3", "1", "--actions", "2"]
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
@@ -85,4 +78,4 @@ def test_a_failure_is_counted_and_is_the_exit_code(tmp_path, capsys, monkeypatch
 
 def test_an_unknown_learner_gets_the_nearest(capsys):
     assert main(["soak", "--learners", "wc-opps"]) == 2
-    assert "did you mean 'wc-ops'" in capsys.readouterr().err
+    assert "'wc-opps' is not one of --learners; did you mean wc-ops?" in capsys.readouterr().err

@@ -6,10 +6,10 @@ import csv
 
 import pytest
 import torch
+from hedge import read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from test_tensorboard import read
 from torch import Tensor
 
 import torchcmdp as tc
@@ -18,13 +18,6 @@ from train.__main__ import main
 
 SMALL = ["--episodes", "40", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
 GRID = ["--eta", "0.1", "0.3", "--bonus-scale", "0.01", "0.1", "--seeds", "3"]
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def call(logdir, *more: str) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import IMAGES, SCALARS, TENSORS, EventAccumulator
+from hedge import Killed, interrupt, kill, play, read, steps
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from test_run import Killed, interrupt, kill, play
 
-from torchcmdp.tensorboard import RunWriter, band_tags, flatten
+from torchcmdp.events import RunWriter, band_tags, flatten
 
 TAGS = {
     "Regret/cumulative",
@@ -28,16 +27,6 @@ TAGS = {
     "Solver/elastic",
     "Time/episodes_per_second",
 }
-
-
-def read(folder) -> EventAccumulator:
-    events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, TENSORS: 0, IMAGES: 0})
-    events.Reload()
-    return events
-
-
-def steps(events: EventAccumulator, tag: str) -> list[int]:
-    return [event.step for event in events.Scalars(tag)]
 
 
 def test_the_tags_and_their_values(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -13,22 +14,24 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from test_tensorboard import read
 
+import torchcmdp as tc
+from torchcmdp import plotting
 from torchcmdp.learners import LEARNERS
 from torchcmdp.planning import slater_gap
 from train.__main__ import COMMANDS, main
-from train.main_job import Options, build, settings_of
+from train.main_job import Options, build, make_cmdp
+from train.program import settings_of
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--episodes", "30", "--runs", "2", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    """The main job sets the number of threads for its process; here the process is the test run's."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+def built(**options):
+    """The learner and the simulator of two runs."""
+    chosen = Options(**options)
+    return build(chosen, *make_cmdp(chosen), 2)
 
 
 def small(logdir, *more: str) -> list[str]:
@@ -72,24 +75,9 @@ def test_resume_needs_something_to_resume(tmp_path, capsys):
 
 
 def test_options_reach_the_learner(tmp_path):
-    import json
-
-    options = ["--eta", "0.3", "--gamma", "0.2", "--bonus-scale", "0.5", "--radius-scale", "0.4", "--threshold-scale", "0.1"]
-    options += [
-        "--cap-scale",
-        "2",
-        "--confidence",
-        "bernstein",
-        "--delta",
-        "0.05",
-        "--seed",
-        "3",
-        "--dtype",
-        "float32",
-        "--log-every",
-        "7",
-    ]
-    assert main(small(tmp_path, *options)) == 0
+    options = "--eta 0.3 --gamma 0.2 --bonus-scale 0.5 --radius-scale 0.4 --threshold-scale 0.1 --cap-scale 2"
+    options += " --confidence bernstein --delta 0.05 --seed 3 --dtype float32 --log-every 7"
+    assert main(small(tmp_path, *options.split())) == 0
     config = json.loads((tmp_path / "main" / "wc-ops" / "config.json").read_text())
     learner = config["learner"]
     found = [learner[name] for name in ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "delta")]
@@ -104,7 +92,7 @@ LAKE = ["--env", "FrozenLake-v1", "--steps", "4", "--episodes", "3", "--runs", "
 @pytest.mark.parametrize("learner", list(LEARNERS))
 def test_every_learner_plays_every_environment(learner, tmp_path, capsys):
     for env, steps in (("CliffWalking-v1", 4), ("random", None)):
-        player, simulator, _ = build(Options(env=env, steps=steps, learner=learner, runs=2))
+        player, simulator = built(env=env, steps=steps, learner=learner)
         for _ in range(2):
             player.update(simulator.rollout(player.policy))
     assert main([*LAKE, "--learner", learner, "--logdir", str(tmp_path)]) == 0
@@ -116,18 +104,18 @@ def test_every_learner_plays_every_environment(learner, tmp_path, capsys):
 def test_the_environment_and_its_budget_reach_the_cmdp():
     from torchcmdp.adapters.tabular import fell_in_a_hole, from_gymnasium
 
-    _, env, _ = build(Options(env="FrozenLake-v1", steps=6, budget=0.2, runs=2))
+    _, env = built(env="FrozenLake-v1", steps=6, budget=0.2)
     expected = from_gymnasium("FrozenLake-v1", 6, fell_in_a_hole, 0.2).cmdp
     assert torch.equal(env.cmdp.costs, expected.costs) and torch.equal(env.cmdp.transitions, expected.transitions)
 
 
 def test_settings_reach_the_learners_that_have_them():
     assert list(get_args(get_type_hints(Options)["learner"])) == list(LEARNERS)
-    learner, env, _ = build(Options(learner="opt-cmdp", bonus_scale=0.5, runs=2))
+    learner, env = built(learner="opt-cmdp", bonus_scale=0.5)
     assert learner.bonus_scale.tolist() == [0.5, 0.5] and learner.radius_scale.tolist() == [1.0, 1.0]
-    primal_dual, env, _ = build(Options(learner="opt-primal-dual", runs=2))
+    primal_dual, env = built(learner="opt-primal-dual")
     assert primal_dual.slater_gap.tolist() == pytest.approx([float(slater_gap(env.cmdp))] * 2)
-    assert {"eta", "projection", "cap_scale"} < settings_of("uob-reps") and "eta" not in settings_of("greedy")
+    assert {"eta", "solver", "cap_scale"} < settings_of("uob-reps") and "eta" not in settings_of("greedy")
 
 
 def one_sentence(capsys) -> str:
@@ -150,7 +138,7 @@ def one_sentence(capsys) -> str:
         (["--episodes", "-5"], "--episodes is -5; it must be greater than zero."),
         (["--runs", "0"], "--runs is 0; it must be greater than zero."),
         (["--eta", "nan"], "--eta is nan; it must be a finite number."),
-        (["--projection", "foo"], "--projection got 'foo'; expected one of newton, cvxpy."),
+        (["--solver", "foo"], "--solver got 'foo'; expected one of newton, cvxpy."),
         (["--device", "cdua"], "--device cdua cannot be used here"),
         (["--device", "meta"], "--device meta holds no numbers"),
         (["--name", "../x"], "--name '../x' must be one plain folder name"),
@@ -165,8 +153,8 @@ def one_sentence(capsys) -> str:
         (["--env", "Taxi-v4"], "--env got 'Taxi-v4'; expected one of random, FrozenLake-v1, CliffWalking-v1."),
         (["--learner", "greedy", "--eta", "1"], "--eta is not a setting of greedy, which takes none of these settings."),
         (
-            ["--learner", "opt-cmdp", "--projection", "cvxpy"],
-            "--projection is not a setting of opt-cmdp, which takes --bonus-scale, --radius-scale, --confidence.",
+            ["--learner", "opt-cmdp", "--solver", "cvxpy"],
+            "--solver is not a setting of opt-cmdp, which takes --bonus-scale, --radius-scale, --confidence.",
         ),
         (["--fresh", "yes"], "'yes' is not an option"),
         (["rnu"], "'rnu' is not a command of python -m train; did you mean run?"),
@@ -191,13 +179,46 @@ def test_help_teaches_with_examples(capsys):
         main(["--help"])
     out = capsys.readouterr().out
     assert end.value.code == 0
-    for words in ("python -m train --episodes 2000", "--bonus-scale", "--fresh", "--projection"):
+    for words in ("python -m train --episodes 2000", "--bonus-scale", "--fresh", "--solver"):
         assert words in out
 
 
+def test_help_lists_the_commands(capsys):
+    for arguments in (["--help"], ["help"], ["help", "run"], ["help", "bench", "scale"]):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        out = capsys.readouterr().out
+        assert end.value.code == 0 and "--seed" in out
+        listed = all(f"  {name:<12}{command.purpose}" in out for name, command in COMMANDS.items())
+        assert listed == (len(arguments) == 1)
+    assert "--repeats" in out  # of bench scale
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"torchcmdp {tc.__version__}\n"
+
+
 def test_every_command_is_a_module_with_a_main():
-    for module in COMMANDS.values():
-        assert callable(importlib.import_module(module).main)
+    for command in COMMANDS.values():
+        assert callable(importlib.import_module(command.module).main)
+
+
+def test_a_job_draws_its_figures_once_for_files_and_tensorboard(tmp_path, capsys, monkeypatch):
+    drawn, figures = [], plotting.figures
+    monkeypatch.setattr(plotting, "figures", lambda results: drawn.append(list(results)) or figures(results))
+    assert main(small(tmp_path)) == 0
+    assert drawn == [["WC-OPS"]]
+    assert set(read(tmp_path / "main" / "wc-ops").Tags()["images"]) == {"Figures/regret", "Figures/violation"}
+
+
+def test_programs_leave_the_threads_as_they_were(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr("train.main_job.run_split", lambda *_, **__: seen.append(torch.get_num_threads()) or 1 / 0)
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(ZeroDivisionError):
+            main(small(tmp_path))
+        assert seen == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_ctrl_c_exits_with_130_and_the_same_command_continues(tmp_path):
@@ -214,5 +235,5 @@ def test_ctrl_c_exits_with_130_and_the_same_command_continues(tmp_path):
 
 
 def test_the_other_projection_runs_and_invents_no_iterations(tmp_path, capsys):
-    assert main(small(tmp_path, "--projection", "cvxpy", "--episodes", "3")) == 0
+    assert main(small(tmp_path, "--solver", "cvxpy", "--episodes", "3")) == 0
     assert "not counted by this solver" in capsys.readouterr().out

@@ -13,18 +13,11 @@ import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES, STUDY_COMMAND
 from torchcmdp.tuning import SCALES
 from train.__main__ import main
-from train.tune_evaluate import PAPER, evaluate, stage
-from train.tune_instances import make_instances
-from train.tune_study import BOX, START
+from train.tune.evaluate import PAPER, evaluate, stage
+from train.tune.instances import make_instances
+from train.tune.study import BOX, START
 
 TINY = ["--horizon", "4", "--steps", "2", "--instances", "1", "--repeats", "1", "--held-out", "2", "--front-steps", "1"]
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_the_study_writes_its_files_and_a_second_call_repeats_them(tmp_path: Path, capsys) -> None:
@@ -84,7 +77,7 @@ def test_instances_change_as_they_say() -> None:
 def test_evaluation_is_that_of_a_run_with_the_same_constants() -> None:
     """One method, one instance: the numbers are those of the tracker."""
     instances = make_instances((1, 2, 2, 1), 2, 2, [3], 12, ("stochastic",))
-    found = evaluate(instances, {"paper": PAPER}, horizon=12, weight=2.0, delta=0.01, repeats=1, seed=5, progress=False)["paper"]
+    found = evaluate(instances, {"paper": PAPER}, horizon=12, weight=2.0, delta=0.01, seed=5)["paper"]
     env = instances.environment(torch.arange(1), 5)
     result = tc.run(tc.WCOPS(env.cmdp.layout, 2, 12), env, 12, progress=False)
     assert found["regret"] == pytest.approx(result.regret[:, -1].tolist())
@@ -127,7 +120,7 @@ def test_half_a_run_is_not_kept(tmp_path: Path, monkeypatch) -> None:
     def interrupted(*arguments, **options):
         return dataclasses.replace(whole(*arguments, **options), completed=False)
 
-    monkeypatch.setattr("train.tune_threshold.tc.run", interrupted)
+    monkeypatch.setattr("train.tune.threshold.tc.run", interrupted)
     small = ["--horizon", "2", "--layered-horizon", "2", "--instances", "2"]
     assert main(["tune", "threshold", *small, "--logdir", str(tmp_path)]) == 130
     assert not list(tmp_path.glob("*/stages/*"))

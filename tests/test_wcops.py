@@ -10,58 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import ADAPTIVE, LAYOUT, SMALL, World, play
 from literal_wcops import LiteralWCOPS
 
+import torchcmdp as tc
 from torchcmdp.confidence import CONFIDENCE_KINDS
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.learners import WCOPS, Learner
+from torchcmdp.learners import WCOPS
 from torchcmdp.learners.wcops import default_step
 from torchcmdp.occupancy import flow_residual, interval_residual
 from torchcmdp.projection import DEFAULT_CAP
 from torchcmdp.trajectory import Trajectory
-
-LAYOUT = Layout((1, 2, 3, 1), 2)
-SMALL = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.05, "radius_scale": 0.1}
-# Gamma reacts within a few episodes, and safe sets run empty
-ADAPTIVE = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.02, "radius_scale": 0.05, "threshold_scale": 0.0002}
-
-
-class World:
-    """CMDPs with random transitions and coin-flip feedback, one a run, where run j's draws depend on (seed, j) alone."""
-
-    def __init__(self, layout: Layout, constraints: int, seed: int, runs: list[int], low: float = -0.6, high: float = 0.9) -> None:
-        self.layout, self.m = layout, constraints
-        self.rngs = [np.random.default_rng([seed, j]) for j in runs]
-        n, A = layout.widths, layout.actions
-        self.P = [[rng.dirichlet(np.ones(n[k + 1]), (n[k], A)) for k in range(layout.layers)] for rng in self.rngs]
-        self.costs = [[rng.uniform(low, high, (n[k], A, constraints)) for k in range(layout.layers)] for rng in self.rngs]
-
-    def rollout(self, policy: torch.Tensor) -> Trajectory:
-        episodes = [self._one(j, policy[j].detach().numpy()) for j in range(len(self.rngs))]
-        states, actions, rewards, costs = (np.stack(part) for part in zip(*episodes, strict=True))
-        dtype = policy.dtype
-        index = (torch.tensor(states[:, :-1]), torch.tensor(actions), torch.tensor(states[:, 1:]))
-        return Trajectory(*index, torch.tensor(rewards, dtype=dtype), torch.tensor(costs, dtype=dtype))
-
-    def _one(self, j: int, policy: np.ndarray) -> tuple[np.ndarray, ...]:
-        L, rng = self.layout.layers, self.rngs[j]
-        states, actions, costs = [0], [], np.zeros((L, self.m))
-        for k in range(L):
-            actions.append(int((rng.random() > policy[k, states[k]].cumsum()[:-1]).sum()))
-            row = self.P[j][k][states[k], actions[k]]
-            states.append(int((rng.random() > row.cumsum()[:-1]).sum()))
-            costs[k] = np.where(rng.random(self.m) < (1 + self.costs[j][k][states[k], actions[k]]) / 2, 1.0, -1.0)
-        return np.array(states), np.array(actions), rng.random(L), costs
-
-
-def play(learner: Learner, world: World, episodes: int) -> list[Trajectory]:
-    """Let the learner play and learn, and return what it saw."""
-    seen = []
-    for _ in range(episodes):
-        seen.append(world.rollout(learner.policy))
-        learner.update(seen[-1])
-    return seen
 
 
 def padded(layers: list[np.ndarray], layout: Layout) -> torch.Tensor:
@@ -87,7 +47,7 @@ def compare_with_literal(
     """Drive both with the same trajectories and assert that every occupancy agrees."""
     step = default_step(layout, 100, 0.01)
     settings = {"eta": step, "gamma": step, **settings}
-    learner = WCOPS(layout, m, 100, projection_options={"cap": penalty}, **settings)
+    learner = WCOPS(layout, m, 100, solver=tc.Newton(multiplier_cap=penalty), **settings)
     literal = LiteralWCOPS(layout.widths, layout.actions, m, 100, 0.01, penalty=penalty, **settings)
     world = World(layout, m, seed, [0])
     for t in range(episodes):
@@ -279,14 +239,28 @@ def test_loading_a_state_leaves_the_callers_tensors_alone() -> None:
 
 def test_update_reads_nothing_back_from_the_device() -> None:
     for m in (0, 2):  # two iterations take the same path as eight, which would cost the test twenty seconds
-        options = {"backend": "torch", "fixed_iterations": 2}
-        learner = WCOPS(LAYOUT, m, 100, runs=3, device="meta", projection_options=options)
+        learner = WCOPS(LAYOUT, m, 100, runs=3, device="meta", solver=tc.Newton(backend="torch", fixed_iterations=2))
         index = torch.zeros(3, 3, dtype=torch.int64, device="meta")
         feedback = torch.zeros(3, 3, dtype=torch.float64, device="meta"), torch.zeros(3, 3, m, dtype=torch.float64, device="meta")
         for _ in range(2):
             learner.update(Trajectory(index, index, index, *feedback))
         assert learner.policy.device.type == "meta" and learner.policy.shape == (3, *LAYOUT.pair_shape)
         assert {value.shape for value in learner.diagnostics().values()} == {(3,)}
+
+
+def test_intervals_without_width_survive_float32() -> None:
+    """Rows of averages that sum to one up to float32 are one kernel, and no empty interval."""
+    learner = WCOPS(LAYOUT, 1, 100, runs=4, radius_scale=0.0, dtype=torch.float32)
+    play(learner, World(LAYOUT, 1, 0, [0, 1, 2, 3]), 30)
+    assert learner.policy.isfinite().all()
+
+
+def test_what_a_solver_did_not_manage_is_reported() -> None:
+    learner = WCOPS(LAYOUT, 1, 100, runs=2, solver=tc.Newton(max_iterations=1), **{**SMALL, "eta": 3.0})
+    play(learner, World(LAYOUT, 1, 0, [0, 1]), 5)
+    assert learner.diagnostics()["Solver/max_iterations"].any()
+    expected = {"multiplier_cap": 200.0, "tolerance": 1e-11, "max_iterations": 1, "backend": "auto", "fixed_iterations": None}
+    assert learner.config()["solver"] == {"name": "Newton", **expected}
 
 
 def test_float32_follows_float64() -> None:
@@ -342,7 +316,7 @@ def test_a_parameter_is_kept_and_receives_its_gradient() -> None:
 
 
 def test_cvxpy_projection_gives_the_same_run() -> None:
-    newton, cvxpy = (WCOPS(LAYOUT, 2, 100, runs=2, projection=name, **SMALL) for name in ("newton", "cvxpy"))
+    newton, cvxpy = (WCOPS(LAYOUT, 2, 100, runs=2, solver=name, **SMALL) for name in ("newton", "cvxpy"))
     for trajectory in play(newton, World(LAYOUT, 2, 0, [0, 1]), 4):
         cvxpy.update(trajectory)
     assert (newton.occupancy - cvxpy.occupancy).abs().max() < 1e-4
@@ -362,7 +336,8 @@ def test_diagnostics_have_one_number_a_run() -> None:
     learner = WCOPS(LAYOUT, 0, 100, runs=3)
     assert not learner.diagnostics()
     play(learner, World(LAYOUT, 0, 0, [0, 1, 2]), 1)
-    tags = {"Solver/iterations", "Solver/residual", "Solver/elastic", "Learner/gamma_active", "Learner/max_beta"}
+    ends = ("Solver/elastic", "Solver/max_iterations", "Solver/invalid")
+    tags = {"Solver/iterations", "Solver/residual", *ends, "Learner/gamma_active", "Learner/max_beta"}
     assert learner.diagnostics().keys() == tags and all(value.shape == (3,) for value in learner.diagnostics().values())
 
 
@@ -374,8 +349,8 @@ def test_diagnostics_have_one_number_a_run() -> None:
         ({"constraints": -1}, "constraints is -1"),
         ({"delta": 1.0}, "delta is 1.0; it must lie strictly between 0 and 1"),
         ({"confidence": "bernstien"}, "did you mean 'bernstein'"),
-        ({"projection": "newtn"}, "did you mean 'newton'"),
-        ({"projection_options": {"tolerence": 1e-9}}, "'tolerence'; did you mean 'tolerance'"),
+        ({"solver": "newtn"}, "did you mean 'newton'"),
+        ({"solver": tc.ColumnGeneration()}, "must be 'newton', 'cvxpy' or an instance of ProjectionSolver"),
         ({"dtype": torch.int64}, "dtype is torch.int64"),
         ({"layout": (1, 2, 1)}, "layout is a tuple"),
         ({"runs": 2, "eta": torch.ones(3)}, r"eta has shape \(3,\); .* each of 2 runs"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_wcops import ADAPTIVE, LAYOUT, SMALL, World, play
+from helpers import ADAPTIVE, LAYOUT, SMALL, World, play
 
 import torchcmdp as tc
 from torchcmdp.confidence import confidence_set, visited_transitions
@@ -19,6 +19,7 @@ from torchcmdp.learners.practical import PRACTICAL_SCALES
 from torchcmdp.learners.wcops import default_step
 from torchcmdp.occupancy import occupancy_of
 from torchcmdp.trajectory import Trajectory
+from torchcmdp.tuning.evidence import expected_evidence, fade
 
 
 @pytest.mark.parametrize("carrier", ["gradient", "tangent"])
@@ -57,7 +58,8 @@ class TestExpectedFeedback:
         for reward, cost in ((0.3, 0.5), (0.6, -0.2), (1.0, 0.1)):
             rewards, costs = torch.full((1, 2), reward, dtype=torch.float64), torch.full((1, 2, 1), cost, dtype=torch.float64)
             sampled.update(Trajectory(zeros, zeros, zeros, rewards, costs))
-            expected.update_expected(occupancy, rewards[..., None, None], costs.transpose(1, 2)[..., None, None])
+            means = rewards[..., None, None], costs.transpose(1, 2)[..., None, None]
+            expected.learn(expected_evidence(expected, occupancy, *means))
         state, other = sampled.state_dict(), expected.state_dict()
         assert all(torch.allclose(state[key], other[key], atol=1e-12) for key in state)
 
@@ -66,7 +68,7 @@ class TestExpectedFeedback:
         learner = WCOPS(cmdp.layout, 2, 100, runs=3, **SMALL)
         for _ in range(3):
             occupancy = occupancy_of(learner.policy, cmdp.transitions)
-            learner.update_expected(occupancy, cmdp.rewards, cmdp.costs)
+            learner.learn(expected_evidence(learner, occupancy, cmdp.rewards, cmdp.costs))
         assert torch.allclose(learner.cost_estimate, cmdp.costs.expand(3, -1, -1, -1, -1), atol=1e-12)
         real = cmdp.layout.transition_mask()
         assert (learner.kernels.lower <= cmdp.transitions + 1e-12).all()
@@ -82,7 +84,8 @@ class TestExpectedFeedback:
         costs = torch.rand(2, 2, *LAYOUT.pair_shape, dtype=torch.float64) * LAYOUT.pair_mask()
         for _ in range(8):
             sampled.update(world.rollout(sampled.policy))
-            mixed.update_expected(mixed.occupancy, rewards, costs, other.rollout(mixed.policy))
+            sample = other.rollout(mixed.policy)
+            mixed.learn(expected_evidence(mixed, mixed.occupancy, rewards, costs, sample))
         state, mine = sampled.state_dict(), mixed.state_dict()
         assert all(torch.allclose(state[key], mine[key], atol=1e-9) for key in state)
 
@@ -91,7 +94,7 @@ class TestExpectedFeedback:
         learner = WCOPS(LAYOUT, 1, 100, runs=2, eta=eta, gamma=0.1)
         play(learner, World(LAYOUT, 1, 0, [0, 1]), 3)
         before = learner.log_occupancy
-        learner.fade(0.25)
+        fade(learner, 0.25)
         assert torch.equal(learner.log_occupancy, before)
         weights = torch.linspace(0, 1, before.numel(), dtype=torch.float64).view_as(before)
         whole, faded = (

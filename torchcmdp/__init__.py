@@ -1,6 +1,11 @@
 """torchcmdp: online learning in constrained Markov decision processes, batched and differentiable, in PyTorch."""
 
-from torchcmdp import adapters, nn, tuning
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
 from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
@@ -17,14 +22,20 @@ from torchcmdp.occupancy import (
     uniform_occupancy,
     uniform_policy,
 )
-from torchcmdp.optimistic import OptimisticOptimum, optimistic_optimum
+from torchcmdp.optimistic import ColumnGeneration, OptimisticOptimum, optimistic_optimum
 from torchcmdp.planning import alpha_of, rho, safe_optimum, safest_policy, slater_gap, unconstrained_optimum
 from torchcmdp.plotting import plot_curves
 from torchcmdp.processes import Bernoulli, Cyclic, Fixed, OGDAdversary, Process, Recorder, Replay, Switching, safe_caps
-from torchcmdp.projection import ProjectionResult, SafeSet, project
+from torchcmdp.projection import Cvxpy, Newton, ProjectionResult, project
 from torchcmdp.run import RunResult, run, run_split
+from torchcmdp.safe_set import SafeSet
 from torchcmdp.simulator import Simulator
+from torchcmdp.solver import Solver
+from torchcmdp.status import Status
 from torchcmdp.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from torchcmdp import adapters, nn, testing, tuning
 
 __version__ = "0.1.0"
 
@@ -47,8 +58,12 @@ __all__ = [
     "uniform_occupancy",
     "uniform_policy",
     # The projection
+    "Cvxpy",
+    "Newton",
     "ProjectionResult",
     "SafeSet",
+    "Solver",
+    "Status",
     "project",
     # Exact optima
     "alpha_of",
@@ -57,6 +72,7 @@ __all__ = [
     "safest_policy",
     "slater_gap",
     "unconstrained_optimum",
+    "ColumnGeneration",
     "OptimisticOptimum",
     "optimistic_optimum",
     # Learners
@@ -91,6 +107,7 @@ __all__ = [
     # Inside other people's code
     "adapters",
     "nn",
+    "testing",
     "tuning",
     # Errors
     "InvalidInput",
@@ -98,3 +115,16 @@ __all__ = [
     "TorchCMDPError",
     "__version__",
 ]
+
+# Loaded when first used: the layer alone brings in all of torch's compiler, which takes as long as torch itself.
+_LAZY = ("adapters", "nn", "testing", "tuning")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LAZY:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

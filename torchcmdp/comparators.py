@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
+from torchcmdp.occupancy import expected_value
 from torchcmdp.planning import rho, safe_optimum, unconstrained_optimum
+from torchcmdp.protocols import Axes
 from torchcmdp.simulator import Simulator
 
 
-def expected_value(values: Tensor, occupancy: Tensor) -> Tensor:
-    """<v, q>, the expected sum of `values` over an episode: `(...)`.
-
-    Args:
-        values, occupancy: `(... x L x S x A)`; batch shapes broadcast.
-    """
-    return (values * occupancy).sum(dim=(-1, -2, -3))
+def stacked(points: Sequence[Tensor], like: Tensor) -> Tensor:
+    """What was kept at some points, `(points x ...)`, each of the shape of `like`; there may be none."""
+    return torch.stack([*points]) if points else like.new_zeros(0, *like.shape)
 
 
 class Comparators:
@@ -35,16 +33,17 @@ class Comparators:
         best: That of the best policy, safe or not, `([runs x] L x S x A)`.
         feasible: Whether a safe policy exists, `(runs,)`.
         rho: `(runs,)`.
+        reward_sum, cost_sum, worst_cost: Over the episodes, where something changes, `(runs x [m x] L x S x A)`.
 
     Args:
         env: The simulator.
-        points: How many points there will be at first; there may be more.
     """
 
-    def __init__(self, env: Simulator, points: int = 16) -> None:
+    def __init__(self, env: Simulator) -> None:
         self.env = env
         self.changing = not (env.rewards.stationary and env.costs.stationary)
-        self._counts: list[int] = []
+        self._kept = ["safe", "feasible"]  # in a state: what fixed processes need besides is found again from the CMDP
+        self._points: dict[str, list[Tensor]] = {}
         if not self.changing:
             self._find(env.cmdp, env.cmdp.rewards, env.cmdp.costs, env.costs.largest(env.costs.values))
             return
@@ -52,11 +51,11 @@ class Comparators:
         self._cmdp = _one_a_run(env.cmdp, env.runs)
         self._find(self._cmdp, rewards, costs, env.costs.largest(costs))
         pair = env.layout.pair_shape
-        self._reward_sum = torch.zeros(*runs, *pair, dtype=torch.float64, device=env.device)
-        self._cost_sum = self._reward_sum.new_zeros(*runs, env.constraints, *pair)
-        self._worst_cost = torch.full_like(self._cost_sum, -torch.inf)
-        self._reward_points = self._reward_sum.new_zeros(max(1, points), *runs, *pair)
-        self._anytime_points = self._reward_sum.new_zeros(max(1, points), *runs)
+        self.reward_sum = torch.zeros(*runs, *pair, dtype=torch.float64, device=env.device)
+        self.cost_sum = self.reward_sum.new_zeros(*runs, env.constraints, *pair)
+        self.worst_cost = torch.full_like(self.cost_sum, -torch.inf)
+        self._kept += ["best", "rho", "reward_sum", "cost_sum", "worst_cost"]
+        self._points = {"reward_points": [], "anytime_points": []}
 
     def _find(self, cmdp: LayeredCMDP, rewards: Tensor, costs: Tensor, worst_costs: Tensor) -> None:
         optimum = safe_optimum(cmdp, rewards, costs)
@@ -67,68 +66,66 @@ class Comparators:
     def update(self) -> None:
         """Take in the values of the episode that the simulator has just played."""
         if self.changing:
-            self._reward_sum += self.env.reward_values
-            self._cost_sum += self.env.cost_values
-            self._worst_cost = torch.maximum(self._worst_cost, self.env.costs.largest(self.env.cost_values))
+            self.reward_sum += self.env.reward_values
+            self.cost_sum += self.env.cost_values
+            self.worst_cost = torch.maximum(self.worst_cost, self.env.costs.largest(self.env.cost_values))
 
     def record(self, episodes: int) -> None:
         """Keep a point, after `episodes` updates, and find the comparators anew where they change."""
-        self._counts.append(episodes)
         if not self.changing:
             return
-        count, used = max(episodes, 1), len(self._counts)
-        rewards, costs = self.env.rewards, self.env.costs
+        count, rewards, costs = max(episodes, 1), self.env.rewards, self.env.costs
         self._find(
             self._cmdp,
-            rewards.values if rewards.stationary else self._reward_sum / count,
-            costs.values if costs.stationary else self._cost_sum / count,
-            self._worst_cost,
+            rewards.values if rewards.stationary else self.reward_sum / count,
+            costs.values if costs.stationary else self.cost_sum / count,
+            self.worst_cost,
         )
-        if used > len(self._reward_points):
-            self._reward_points = torch.cat([self._reward_points, torch.zeros_like(self._reward_points)])
-            self._anytime_points = torch.cat([self._anytime_points, torch.zeros_like(self._anytime_points)])
-        self._reward_points[used - 1] = self._reward_sum
-        self._anytime_points[used - 1] = expected_value(self._reward_sum, self.safe)
+        self._points["reward_points"].append(self.reward_sum.clone())
+        self._points["anytime_points"].append(expected_value(self.reward_sum, self.safe))
 
-    def reward_of(self, occupancy: Tensor) -> Tensor:
-        """What a fixed occupancy would have earned up to each point, `(runs x points)`.
+    def reward_of(self, occupancy: Tensor, counts: Sequence[int], first: int = 0) -> Tensor:
+        """What a fixed occupancy would have earned up to each point from number `first` on, `(runs x points)`.
 
         Args:
             occupancy: `([runs x] L x S x A)`.
+            counts: After how many updates each of all points was recorded.
+            first: As above.
         """
         if self.changing:
-            return expected_value(self._reward_points[: len(self._counts)], occupancy).T
-        counts = torch.tensor(self._counts, dtype=torch.float64, device=self.env.device)
-        return expected_value(self.env.rewards.values, occupancy).to(torch.float64).expand(self.env.runs)[:, None] * counts
+            return expected_value(self._curve("reward_points", first), occupancy).T
+        episodes = torch.tensor(counts[first:], dtype=torch.float64, device=self.env.device)
+        return expected_value(self.env.rewards.values, occupancy).to(torch.float64).expand(self.env.runs)[:, None] * episodes
 
-    @property
-    def anytime_reward(self) -> Tensor:
-        """t OPT_t, what the best safe policy of the episodes so far would have earned in them, `(runs x points)`."""
-        return self._anytime_points[: len(self._counts)].T.clone() if self.changing else self.reward_of(self.safe)
+    def anytime_reward(self, first: int = 0) -> Tensor:
+        """t OPT_t, what the best safe policy of the episodes so far would have earned in them, `(runs x points)`.
+
+        For changing processes, from point number `first` on.
+        """
+        return self._curve("anytime_points", first).T
+
+    def _curve(self, name: str, first: int = 0) -> Tensor:
+        like = self.reward_sum if name == "reward_points" else self.reward_sum[:, 0, 0, 0]
+        return stacked(self._points[name][first:], like)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything found and summed up, so that resuming does not depend on the LP solver's rounding."""
-        state = {"comparator": self.safe.clone(), "feasible": self.feasible.clone()}
-        if self.changing:
-            used = len(self._counts)
-            points = {"reward_points": self._reward_points[:used], "anytime_points": self._anytime_points[:used]}
-            sums = {"reward_sum": self._reward_sum, "cost_sum": self._cost_sum, "worst_cost": self._worst_cost}
-            kept = {"best": self.best, "rho": self.rho, **sums, **points}
-            state.update({name: tensor.clone() for name, tensor in kept.items()})
-        return state
+        points = {name: self._curve(name) for name in self._points}
+        return {name: getattr(self, name).clone() for name in self._kept} | points
 
-    def load_state_dict(self, state: Mapping[str, Tensor], counts: list[int]) -> None:
-        """Continue from what `state_dict` returned, with points after so many updates."""
+    def state_axes(self) -> Axes:
+        """Where the runs are in each entry; an occupancy may be one for all."""
+        axes = {name: None if getattr(self, name).dim() == 3 else 0 for name in self._kept}
+        return axes | dict.fromkeys(self._points, 1)
+
+    def load_state_dict(self, state: Mapping[str, Tensor], points: int) -> None:
+        """Continue from what `state_dict` returned, with so many points."""
         own = self.state_dict()
         for name, tensor in own.items():
-            check_entry(state, name, (len(counts), *tensor.shape[1:]) if name.endswith("_points") else tuple(tensor.shape))
-        new = {name: state[name].to(tensor.device, tensor.dtype).clone() for name, tensor in own.items()}
-        self.safe, self.feasible, self._counts = new["comparator"], new["feasible"], list(counts)
-        if self.changing:
-            self.best, self.rho = new["best"], new["rho"]
-            self._reward_sum, self._cost_sum, self._worst_cost = new["reward_sum"], new["cost_sum"], new["worst_cost"]
-            self._reward_points = _with_room(new["reward_points"], len(self._reward_points))
-            self._anytime_points = _with_room(new["anytime_points"], len(self._reward_points))
+            check_entry(state, name, (points, *tensor.shape[1:]) if name in self._points else tuple(tensor.shape))
+        for name in self._kept:
+            setattr(self, name, state[name].to(own[name]).clone())
+        self._points = {name: list(state[name].to(self.reward_sum).unbind(0)) for name in self._points}
 
 
 def check_entry(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
@@ -145,8 +142,3 @@ def _one_a_run(cmdp: LayeredCMDP, runs: int) -> LayeredCMDP:
     return LayeredCMDP(
         cmdp.layout, *(tensor.expand(runs, *tensor.shape) for tensor in (cmdp.transitions, cmdp.rewards, cmdp.costs))
     )
-
-
-def _with_room(points: Tensor, room: int) -> Tensor:
-    """The points, followed by zeros where there is room for more."""
-    return torch.cat([points, points.new_zeros(max(room - len(points), 0), *points.shape[1:])])

@@ -16,6 +16,7 @@ from torchcmdp.layout import Layout
 if TYPE_CHECKING:
     from torchcmdp.trajectory import Trajectory
 
+Scale = Tensor | float  # a number, or one a run, `(...)`
 CONFIDENCE_KINDS = ("entrywise", "l1", "bernstein", "efroni", "luo")
 
 
@@ -25,14 +26,6 @@ def visited_transitions(trajectory: Trajectory, layout: Layout, dtype: torch.dty
     index = (trajectory.states * A + trajectory.actions) * S + trajectory.next_states
     counts = torch.zeros(*index.shape, S * A * S, dtype=dtype, device=index.device)
     return counts.scatter_(-1, index.unsqueeze(-1), 1.0).view(*index.shape, S, A, S)
-
-
-def visited_pairs(trajectory: Trajectory, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """One at the state-action pairs an episode went through, zero elsewhere: `(runs x L x S x A)`."""
-    _, S, A = layout.pair_shape
-    index = trajectory.states * A + trajectory.actions
-    counts = torch.zeros(*index.shape, S * A, dtype=dtype, device=index.device)
-    return counts.scatter_(-1, index.unsqueeze(-1), 1.0).view(*index.shape, S, A)
 
 
 def empirical_kernel(visits: Tensor, transition_visits: Tensor, layout: Layout) -> Tensor:
@@ -156,59 +149,45 @@ def _contract(weights: Tensor, terms: Tensor, actions: int) -> Tensor:
 
 
 def transition_log_term(layout: Layout, horizon: int, delta: float) -> float:
-    """ln(T |X| |A| / delta), the logarithm in every transition width (D7)."""
+    """ln(T |X| |A| / delta), the logarithm in every transition radius (D7)."""
     return math.log(horizon * layout.total_states * layout.actions / delta)
 
 
 def transition_radius(
-    kind: str,
-    visits: Tensor,
-    transition_visits: Tensor,
-    layout: Layout,
-    *,
-    horizon: int,
-    delta: float,
-    radius_scale: Tensor | float = 1.0,
+    kind: str, visits: Tensor, transition_visits: Tensor, layout: Layout, *, horizon: int, delta: float, radius_scale: Scale = 1.0
 ) -> Tensor:
     """How far a transition probability may lie from M / N for each successor: `(... x L x S x A x S)`, zero in the padding.
 
-    The arguments are those of `confidence_set`, and so are the kinds, but for "l1", whose number is a radius and no width. A pair
-    that was never visited has width one, whatever the scale.
+    The arguments are those of `confidence_set`, and so are the kinds, but for "l1", which has one radius for a whole row. A pair
+    that was never visited has radius one, whatever the scale.
     """
     center = empirical_kernel(visits, transition_visits, layout)
-    width = _half_width(kind, center, visits, layout, transition_log_term(layout, horizon, delta), radius_scale)
-    return width * layout.transition_mask(visits.device)
+    radius = _entry_radius(kind, center, visits, layout, transition_log_term(layout, horizon, delta), radius_scale)
+    return radius * layout.transition_mask(visits.device)
 
 
-def _half_width(kind: str, center: Tensor, visits: Tensor, layout: Layout, iota: float, radius_scale: Tensor | float) -> Tensor:
-    """The widths of `transition_radius` around the center, whatever in the padding: `(... x L x S x A x S)` or `(... x 1)`."""
+def _entry_radius(kind: str, center: Tensor, visits: Tensor, layout: Layout, iota: float, radius_scale: Scale) -> Tensor:
+    """The radii of `transition_radius` around the center, whatever in the padding: `(... x L x S x A x S)` or `(... x 1)`."""
     samples = visits.clamp_min(1).unsqueeze(-1)
     if kind == "entrywise":
-        width = ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype).unsqueeze(-1) / samples).sqrt()
+        radius = ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype).unsqueeze(-1) / samples).sqrt()
     elif kind == "bernstein":
         samples = (visits - 1).clamp_min(1).unsqueeze(-1)
-        width = 2 * (center * (iota / samples)).sqrt() + (14 * iota / 3) / samples
+        radius = 2 * (center * (iota / samples)).sqrt() + (14 * iota / 3) / samples
     elif kind == "efroni":
         iota += math.log(6)
-        width = 2 * (center * (1 - center) * (iota / samples)).sqrt() + (14 * iota / 3) / samples
+        radius = 2 * (center * (1 - center) * (iota / samples)).sqrt() + (14 * iota / 3) / samples
     elif kind == "luo":
-        width = 4 * (center * (iota / samples)).sqrt() + (28 * iota / 3) / samples
+        radius = 4 * (center * (iota / samples)).sqrt() + (28 * iota / 3) / samples
     else:
         raise InvalidInput(f"confidence is {kind!r}; it must be one of {', '.join(map(repr, CONFIDENCE_KINDS))}.")
     if isinstance(radius_scale, Tensor):
         radius_scale = radius_scale[..., None, None, None, None]
-    return torch.where((visits > 0).unsqueeze(-1), radius_scale * width, 1.0)
+    return torch.where((visits > 0).unsqueeze(-1), radius_scale * radius, 1.0)
 
 
 def confidence_set(
-    kind: str,
-    visits: Tensor,
-    transition_visits: Tensor,
-    layout: Layout,
-    *,
-    horizon: int,
-    delta: float,
-    radius_scale: Tensor | float = 1.0,
+    kind: str, visits: Tensor, transition_visits: Tensor, layout: Layout, *, horizon: int, delta: float, radius_scale: Scale = 1.0
 ) -> KernelSet:
     """The transition kernels that the visits so far leave plausible (line 8; the first three kinds are those of D7).
 
@@ -227,21 +206,18 @@ def confidence_set(
         layout: Layer widths and actions.
         horizon: T.
         delta: Failure probability.
-        radius_scale: Multiplies every width, a float or `(...)`.
+        radius_scale: Multiplies every radius, a float or `(...)`.
     """
     center, iota = empirical_kernel(visits, transition_visits, layout), transition_log_term(layout, horizon, delta)
     if kind != "l1":
-        return _box(center, _half_width(kind, center, visits, layout, iota, radius_scale), layout)
+        radius = _entry_radius(kind, center, visits, layout, iota, radius_scale)
+        upper = (center + radius).clamp_max(1) * layout.transition_mask(center.device)
+        return Intervals((center - radius).clamp_min(0), upper)
     if isinstance(radius_scale, Tensor):
         radius_scale = radius_scale[..., None, None, None]
     radius = radius_scale * ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype) / visits.clamp_min(1)).sqrt()
     everything = 2.0 * layout.pair_mask(visits.device).to(visits.dtype)
     return L1Ball(center, torch.where(visits > 0, radius, everything), layout)
-
-
-def _box(center: Tensor, half: Tensor, layout: Layout) -> Intervals:
-    upper = (center + half).clamp_max(1) * layout.transition_mask(center.device)
-    return Intervals((center - half).clamp_min(0), upper)
 
 
 def _reach(kernels: KernelSet, policy: Tensor, targets: Tensor, maximise: bool) -> Tensor:
@@ -272,25 +248,17 @@ def _all_pairs(kernels: KernelSet, policy: Tensor, layout: Layout, maximise: boo
 
 
 def upper_occupancy(kernels: KernelSet, policy: Tensor, layout: Layout) -> Tensor:
-    """max over the set of q^{P,pi}(x,a), for every pair (COMP-UOB): `(... x L x S x A)`.
-
-    Args:
-        policy: `(... x L x S x A)`.
-    """
+    """max over the set of q^{P,pi}(x,a), for every pair (COMP-UOB): `(... x L x S x A)`, as the policy."""
     return _all_pairs(kernels, policy, layout, maximise=True)
 
 
 def lower_occupancy(kernels: KernelSet, policy: Tensor, layout: Layout) -> Tensor:
-    """min over the set of q^{P,pi}(x,a), for every pair: `(... x L x S x A)`.
-
-    Args:
-        policy: `(... x L x S x A)`.
-    """
+    """min over the set of q^{P,pi}(x,a), for every pair: `(... x L x S x A)`, as the policy."""
     return _all_pairs(kernels, policy, layout, maximise=False)
 
 
 def upper_occupancy_visited(kernels: KernelSet, policy: Tensor, layout: Layout, states: Tensor, actions: Tensor) -> Tensor:
-    """u_t: the upper occupancy of the pairs one episode visited, and of no others (line 4): `(runs x L)`.
+    """u_t: the upper occupancy of the pairs one episode visited, and of no others (for line 5): `(runs x L)`.
 
     Args:
         policy: `(runs x L x S x A)`.

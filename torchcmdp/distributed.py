@@ -13,14 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput, TorchCMDPError
+from torchcmdp.protocols import Axes, first_axes
 
 T = TypeVar("T")
-
-# Where the runs are in the tensors of a run's state whose first axis is another one.
-SECOND_AXIS = {"points", "reward_points", "anytime_points", "window", "total", "positive"}
-SHARED = {"episodes", "counts", "updates"}
-SHARED_OR_FIRST = {"comparator": 3, "best": 3}  # the axes without that of the runs
-PROCESS_AXES = {"rewards": 3, "costs": 4}
 
 
 class LostProcess(TorchCMDPError, RuntimeError):
@@ -115,16 +110,12 @@ class Crew:
             raise failure
         return value  # type: ignore[no-any-return]
 
-    def join(self, states: Sequence[Any]) -> Any:
-        """The states of the processes' runs, in order, as the state of all runs."""
-        return states[0] if len(states) == 1 else _join(states, ())
-
-    def divide(self, state: Any) -> list[Any]:
+    def divide(self, state: Mapping[str, Any], axes: Axes) -> list[Any]:
         """The state of all runs as those of each process's runs."""
         if self.size == 1:
             return [state]
         starts = [sum(self._counts[:rank]) for rank in range(self.size)]
-        return [_part(state, (), start, count) for start, count in zip(starts, self._counts, strict=True)]
+        return [_part(state, axes, start, count) for start, count in zip(starts, self._counts, strict=True)]
 
     @contextmanager
     def _connection(self) -> Iterator[None]:
@@ -154,31 +145,26 @@ def _connect() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def _run_axis(path: tuple[str, ...], tensor: Tensor) -> int | None:
-    """Which axis of an entry of a run's state is that of the runs, None where all runs share it."""
-    name = path[-1]
-    if tensor.dim() == 0:
-        return None
-    if path[0] in ("tracker", "tally"):
-        if name in SHARED or SHARED_OR_FIRST.get(name) == tensor.dim():
-            return None
-        return int(name in SECOND_AXIS)
-    if path[0] == "env" and len(path) > 2 and path[1] in PROCESS_AXES:
-        recorded = int(name == "sequence")  # its first axis is that of the episodes
-        return None if tensor.dim() == PROCESS_AXES[path[1]] + recorded else recorded
-    return 0
+def run_axes(part: object, state: Mapping[str, Any]) -> Axes:
+    """Where the runs are in each entry of the state of a learner, an environment or a tracker: as its `state_axes` says."""
+    if not hasattr(part, "state_axes"):
+        return first_axes(state)
+    axes: Axes = part.state_axes()
+    if set(axes) != set(state):
+        raise InvalidInput(f"state_axes of {type(part).__name__} has {sorted(axes)}; its state has {sorted(state)}.")
+    return axes
 
 
-def _join(parts: Sequence[Any], path: tuple[str, ...]) -> Any:
-    first = parts[0]
-    if isinstance(first, Mapping):
-        return {key: _join([part[key] for part in parts], (*path, str(key))) for key in first}
-    axis = _run_axis(path, first) if isinstance(first, Tensor) else None
-    return first if axis is None else torch.cat(list(parts), axis)
+def join(parts: Sequence[Any], axes: Any) -> Any:
+    """The states of the processes' runs, in order, as the state of all runs; what has no axis of runs is that of the first."""
+    if len(parts) == 1 or axes is None:
+        return parts[0]
+    if isinstance(axes, Mapping):
+        return {key: join([part[key] for part in parts], axes.get(key)) for key in parts[0]}
+    return torch.cat(list(parts), axes)
 
 
-def _part(state: Any, path: tuple[str, ...], start: int, count: int) -> Any:
-    if isinstance(state, Mapping):
-        return {key: _part(value, (*path, str(key)), start, count) for key, value in state.items()}
-    axis = _run_axis(path, state) if isinstance(state, Tensor) else None
-    return state if axis is None else state.narrow(axis, start, count).clone()
+def _part(state: Any, axes: Any, start: int, count: int) -> Any:
+    if isinstance(axes, Mapping):
+        return {key: _part(value, axes.get(key), start, count) for key, value in state.items()}
+    return state if axes is None else state.narrow(axes, start, count).clone()

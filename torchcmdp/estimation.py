@@ -132,20 +132,18 @@ def expected_learning_rate(gamma_excess: Tensor, visits: Tensor, visited: Tensor
     return ((1 + gamma_excess)[..., None, None, None] * share.unsqueeze(-4)).clamp_max(1)
 
 
-def update_cost_estimate(estimate: Tensor, rate: Tensor, visited: Tensor, costs: Tensor) -> Tensor:
-    """ghat + beta (g - ghat) at the visited pairs, ghat elsewhere (line 6 as a recursion, exactly the paper's product weights).
+def update_cost_estimate(estimate: Tensor, rate: Tensor, costs: Tensor) -> Tensor:
+    """ghat + beta (g - ghat) (line 7 as a recursion, exactly the paper's product weights).
 
     Args:
         estimate: ghat_i before the episode, `(... x m x L x S x A)`.
-        rate: beta, `(... x m x L x S x A)`.
-        visited: One at the visited pairs, `(... x L x S x A)`.
-        costs: Observed costs, `(... x L x m)`.
+        rate: beta at the visited pairs and zero elsewhere, `(... x m x L x S x A)`.
+        costs: Costs met at the visited pairs, of a shape that broadcasts to `(... x m x L x S x A)`.
 
     Returns:
         `(... x m x L x S x A)`.
     """
-    observed = costs.transpose(-1, -2)[..., None, None]
-    return torch.addcmul(estimate, rate * visited.unsqueeze(-4), observed - estimate)
+    return torch.addcmul(estimate, rate, costs - estimate)
 
 
 def bonus(
@@ -165,7 +163,7 @@ def bonus(
 
 
 def optimistic_cost(estimate: Tensor, cost_bonus: Tensor, visits: Tensor, layout: Layout) -> Tensor:
-    """max(-1, ghat - b), and -1 at pairs never visited (line 7, D3).
+    """max(-1, ghat - b), and -1 at pairs never visited (in line 9, D3).
 
     Args:
         estimate: ghat_i, `(... x m x L x S x A)`.

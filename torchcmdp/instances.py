@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.errors import InvalidInput, choice, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.planning import slater_gap
 
@@ -42,8 +42,7 @@ def random_cmdp(
     """
     layout = Layout(widths, actions)
     choice("feasibility", feasibility, FEASIBILITIES)
-    if constraints < 0:
-        raise InvalidInput(f"constraints is {constraints}; it must be zero or more.")
+    whole_number("constraints", constraints, least=0)
     if feasibility in ("binding", "tight") and constraints == 0:
         raise InvalidInput(f'feasibility "{feasibility}" needs at least one constraint, and constraints is 0.')
     generator = torch.Generator().manual_seed(seed)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor
 
-from torchcmdp.comparators import Comparators, check_entry, expected_value
-from torchcmdp.errors import InvalidInput
-from torchcmdp.occupancy import pair_occupancy_of
+from torchcmdp.comparators import Comparators, check_entry, stacked
+from torchcmdp.errors import InvalidInput, check_delta
+from torchcmdp.occupancy import expected_value, pair_occupancy_of
 from torchcmdp.planning import alpha_of
+from torchcmdp.protocols import Axes, EnvironmentLike
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
 
-__all__ = ["Tracker", "episode_regret", "expected_value", "growth_exponent", "mean_and_interval", "worst_constraint"]
+__all__ = ["Curves", "Tracker", "episode_regret", "growth_exponent", "mean_and_interval", "worst_constraint"]
+
+# What is summed up over the episodes, one number a run and one for each constraint.
+SUMS = ("regret", "reward", "comparator_reward", "realised_reward")
+SUMS_BY_CONSTRAINT = ("violation", "positive_violation", "realised_cost")
+
+# What `Curves.curves` returns beside rho and alpha.
+CURVES = (
+    *("regret", "anytime_regret", "alpha_regret", "violation", "positive_violation", "violation_by_constraint"),
+    *("positive_violation_by_constraint", "comparator_reward", "best_reward", "episode_return", "episode_cost"),
+)
 
 
 def episode_regret(rewards: Tensor, comparator: Tensor, occupancy: Tensor) -> Tensor:
@@ -40,12 +50,13 @@ def mean_and_interval(x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
         x: `(runs x ...)`.
         level: Confidence level, in (0, 1).
     """
-    if not 0 < level < 1:
-        raise InvalidInput(f"level is {level}; it must lie strictly between 0 and 1.")
+    check_delta(level, "level")
     runs = x.shape[0]
     if runs < 2:
         return x.mean(0), torch.full_like(x[0], torch.nan)
-    quantile = float(stats.t.ppf((1 + level) / 2, runs - 1))
+    from scipy.special import stdtrit  # Student's quantile; scipy is slow to import, and only intervals need it
+
+    quantile = float(stdtrit(runs - 1, (1 + level) / 2))
     return x.mean(0), x.std(0) * (quantile / runs**0.5)
 
 
@@ -70,66 +81,47 @@ def growth_exponent(episodes: Tensor, curve: Tensor, level: float = 0.95) -> tup
     return mean_and_interval(torch.where(count.squeeze(-1) > 1, slopes, torch.nan), level)
 
 
-class Tracker:
-    """Sums up regret and violations of the policies played in a simulator, and keeps them at chosen episodes.
+def _summed(name: str, meaning: str) -> property:
+    """The curve of one of the sums."""
+    return property(lambda curves: curves._sum(name), doc=meaning)
 
-    The regret compares with one safe policy for all episodes. Where neither process changes, it is the best for the CMDP's mean
-    rewards and costs. Where one does, it is the best in hindsight: for the mean rewards and mean costs of all episodes up to the
-    last recorded point. Where no policy is safe the regret is NaN. Sums are kept in float64 whatever the CMDP's type, so that a
-    million episodes add up. Memory grows with the number of points, not with that of episodes.
+
+class Curves:
+    """Sums over the episodes of a run, kept at chosen episodes, and the curves that follow from them.
+
+    Sums are in float64 whatever the CMDP's type, so that a million episodes add up. Memory grows with the number of points, not
+    with that of episodes.
 
     Attributes:
         updates: How many episodes were summed up.
 
     Args:
-        env: The simulator whose episodes are measured.
-        points: How many points will be recorded, if known: room for them is made at once.
+        env: Whose runs, constraints and device these are.
+        comparators: What the policies are compared with.
     """
 
-    def __init__(self, env: Simulator, points: int | None = None) -> None:
-        self.env = env
-        self._comparators = self._make_comparators(points or 16)
-        self.updates = 0
-        m = env.constraints
-        # regret, reward, comparator's reward, realised reward; then violation, positive violation and realised cost by constraint
-        self._sums = torch.zeros(env.runs, 4 + 3 * m, dtype=torch.float64, device=env.device)
-        self._points = self._sums.new_zeros(max(1, points or 16), *self._sums.shape)
+    reward = _summed("reward", "Sum of <r_t, q_t>, `(runs x points)`.")
+    violation_by_constraint = _summed("violation", "Sum of <g_t, q_t>, `(runs x points x m)`.")
+    positive_violation_by_constraint = _summed("positive_violation", "Sum of [<g_t, q_t>]^+, `(runs x points x m)`.")
+    realised_reward = _summed("realised_reward", "Rewards along the paths walked, of updates with a trajectory, `(runs x points)`.")
+    realised_cost = _summed("realised_cost", "Costs along the paths walked, of updates with a trajectory, `(runs x points x m)`.")
+
+    def __init__(self, env: EnvironmentLike, comparators: Comparators) -> None:
+        self._comparators, self.updates = comparators, 0
+        self._columns: dict[str, int | slice] = {name: j for j, name in enumerate(SUMS)}
+        end = len(SUMS)
+        for name in SUMS_BY_CONSTRAINT:
+            self._columns[name], end = slice(end, end + env.constraints), end + env.constraints
+        self._sums = torch.zeros(env.runs, end, dtype=torch.float64, device=env.device)
+        self._points: list[Tensor] = []
         self._episodes: list[int] = []
         self._counts: list[int] = []
+        self._first = 0  # the curves begin with this point
 
-    def _make_comparators(self, points: int) -> Any:
-        """What the policies are compared with; a subclass for environments without a known CMDP has something else."""
-        return Comparators(self.env, points)
-
-    def update(self, policy: Tensor, trajectory: Trajectory | None = None) -> None:
-        """Add the episode that the simulator has just played.
-
-        Args:
-            policy: The policy that was played, `(runs x L x S x A)` or `(L x S x A)`.
-            trajectory: What came of it; needed for the realised sums only.
-        """
-        env = self.env
-        occupancy = pair_occupancy_of(policy.detach().to(env.dtype), env.cmdp.transitions)
-        rewards, comparator = env.reward_values, self._comparators.safe
-        scalars = torch.stack(
-            [
-                # of a changing process the first and third mean nothing: its comparator is not known yet
-                episode_regret(rewards, comparator, occupancy).expand(env.runs),
-                expected_value(rewards, occupancy).expand(env.runs),
-                expected_value(rewards, comparator).expand(env.runs),
-                self._realised(trajectory),
-            ],
-            dim=1,
-        )
-        violation = expected_value(env.cost_values, occupancy.unsqueeze(-4)).expand(env.runs, -1)
-        costs = torch.zeros_like(violation) if trajectory is None else trajectory.costs.sum(1)
-        self._sums += torch.cat([scalars, violation, violation.clamp_min(0), costs], dim=1)
-        self._comparators.update()
+    def _add(self, terms: Mapping[str, Tensor]) -> None:
+        """Add an episode's terms: of every sum, by its name, `(runs,)` or `(runs x m)`."""
+        self._sums += torch.cat([terms[name][:, None] if name in SUMS else terms[name] for name in self._columns], dim=1)
         self.updates += 1
-
-    def _realised(self, trajectory: Trajectory | None) -> Tensor:
-        """Reward along the path, `(runs,)`; zero if there is no trajectory."""
-        return self._sums.new_zeros(self.env.runs) if trajectory is None else trajectory.rewards.sum(1)
 
     def record(self, t: int | None = None) -> None:
         """Keep a point of all curves at episode `t`, by default the number of updates so far.
@@ -139,13 +131,20 @@ class Tracker:
         t = self.updates if t is None else int(t)
         if self._episodes and t <= self._episodes[-1]:
             raise InvalidInput(f"A point at episode {t} cannot follow one at episode {self._episodes[-1]}; points must increase.")
-        used = len(self._episodes)
-        if used == len(self._points):
-            self._points = torch.cat([self._points, torch.zeros_like(self._points)])
-        self._points[used] = self._sums
+        self._points.append(self._sums.clone())
         self._episodes.append(t)
         self._counts.append(self.updates)
         self._comparators.record(self.updates)
+
+    def curves(self) -> dict[str, Tensor]:
+        """All that `run` keeps, by the names below: rho and alpha, `(runs,)`, and the curves."""
+        return {"rho": self.rho, "alpha": self.alpha, **{name: getattr(self, name) for name in CURVES}}
+
+    def newest(self) -> dict[str, Tensor]:
+        """The same at the last point alone, `(runs [x m])` each; its cost does not grow with the number of points."""
+        last = copy.copy(self)
+        last._first = len(self._counts) - 1
+        return {name: value if value.dim() == 1 else value[:, -1] for name, value in last.curves().items()}
 
     @property
     def episodes(self) -> Tensor:
@@ -175,7 +174,7 @@ class Tracker:
     @property
     def regret(self) -> Tensor:
         """R_t, `(runs x points)`; NaN where no policy is safe."""
-        return self.comparator_reward - self.reward if self._comparators.changing else self._curve(0)
+        return self.comparator_reward - self.reward if self._comparators.changing else self._sum("regret")
 
     @property
     def anytime_regret(self) -> Tensor:
@@ -183,7 +182,8 @@ class Tracker:
 
         The same as `regret` where no process changes, and at the last point.
         """
-        return self._comparators.anytime_reward - self.reward if self._comparators.changing else self.regret
+        changing = self._comparators.changing
+        return self._comparators.anytime_reward(self._first) - self.reward if changing else self.regret
 
     @property
     def alpha_regret(self) -> Tensor:
@@ -191,24 +191,15 @@ class Tracker:
         return self.alpha.to(torch.float64)[:, None] * self.best_reward - self.reward
 
     @property
-    def reward(self) -> Tensor:
-        """Sum of <r_t, q_t>, `(runs x points)`."""
-        return self._curve(1)
-
-    @property
     def comparator_reward(self) -> Tensor:
         """Sum of <r_t, q*>, `(runs x points)`."""
-        return self._comparators.reward_of(self.comparator) if self._comparators.changing else self._curve(2)
+        changing = self._comparators.changing
+        return self._reward_of(self._comparators.safe) if changing else self._sum("comparator_reward")
 
     @property
     def best_reward(self) -> Tensor:
         """Sum of <r_t, q> for the best policy of all episodes up to the last point, safe or not, `(runs x points)`."""
-        return self._comparators.reward_of(self._comparators.best)
-
-    @property
-    def realised_reward(self) -> Tensor:
-        """Rewards summed along the paths that were walked, `(runs x points)`; counts only updates with a trajectory."""
-        return self._curve(3)
+        return self._reward_of(self._comparators.best)
 
     @property
     def violation(self) -> Tensor:
@@ -221,63 +212,93 @@ class Tracker:
         return worst_constraint(self.positive_violation_by_constraint)
 
     @property
-    def violation_by_constraint(self) -> Tensor:
-        """Sum of <g_t, q_t>, `(runs x points x m)`."""
-        return self._block(0)
-
-    @property
-    def positive_violation_by_constraint(self) -> Tensor:
-        """Sum of [<g_t, q_t>]^+, `(runs x points x m)`."""
-        return self._block(1)
-
-    @property
-    def realised_cost(self) -> Tensor:
-        """Costs summed along the paths that were walked, `(runs x points x m)`; counts only updates with a trajectory."""
-        return self._block(2)
-
-    @property
     def episode_return(self) -> Tensor:
         """Mean of <r_t, q_t> over the episodes since the previous point, `(runs x points)`."""
-        return self._per_episode(self.reward.unsqueeze(-1)).squeeze(-1)
+        return self._per_episode("reward")
 
     @property
     def episode_cost(self) -> Tensor:
         """Mean of <g_t, q_t> over the episodes since the previous point, `(runs x points x m)`."""
-        return self._per_episode(self.violation_by_constraint)
+        return self._per_episode("violation")
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything measured so far, and what it is compared with."""
         return {
             **self._comparators.state_dict(),
             "sums": self._sums.clone(),
-            "points": self._points[: len(self._episodes)].clone(),
+            "points": stacked(self._points, self._sums),
             "episodes": torch.tensor(self._episodes, dtype=torch.int64),
             "counts": torch.tensor(self._counts, dtype=torch.int64),
             "updates": torch.tensor(self.updates),
         }
 
+    def state_axes(self) -> Axes:
+        """Where the runs are in each entry."""
+        return {**self._comparators.state_axes(), "sums": 0, "points": 1, **dict.fromkeys(("episodes", "counts", "updates"))}
+
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state_dict` returned."""
         counts = state["counts"].tolist() if "counts" in state else []
-        self._comparators.load_state_dict(state, counts)
+        self._comparators.load_state_dict(state, len(counts))
         check_entry(state, "sums", tuple(self._sums.shape))
-        device = self._sums.device
-        self._sums = state["sums"].to(device).clone()
-        self._episodes, self._counts = state["episodes"].tolist(), counts
-        self.updates = int(state["updates"])
-        self._points = torch.zeros(
-            max(len(self._points), len(self._episodes)), *self._sums.shape, dtype=torch.float64, device=device
+        check_entry(state, "points", (len(counts), *self._sums.shape))
+        self._sums = state["sums"].to(self._sums).clone()
+        self._points = list(state["points"].to(self._sums).unbind(0))
+        self._episodes, self._counts, self.updates = state["episodes"].tolist(), counts, int(state["updates"])
+
+    def _sum(self, name: str) -> Tensor:
+        """`(runs x points)`, or `(runs x points x m)` for a sum by constraint."""
+        return stacked(self._points[self._first :], self._sums)[..., self._columns[name]].transpose(0, 1)
+
+    def _reward_of(self, occupancy: Tensor) -> Tensor:
+        return self._comparators.reward_of(occupancy, self._counts, self._first)
+
+    def _per_episode(self, name: str) -> Tensor:
+        """Differences of a sum between points, divided by the episodes in between; NaN where there were none."""
+        first, before, count = self._first, torch.zeros_like(self._sums), 0
+        if first:
+            before, count = self._points[first - 1], self._counts[first - 1]
+        sums = torch.stack([before, *self._points[first:]])[..., self._columns[name]].transpose(0, 1)
+        episodes = torch.tensor([count, *self._counts[first:]], dtype=torch.float64, device=sums.device).diff()
+        return sums.diff(dim=1) / (episodes if name in SUMS else episodes[:, None])
+
+
+class Tracker(Curves):
+    """Sums up regret and violations of the policies played in a simulator, and keeps them at chosen episodes.
+
+    The regret compares with one safe policy for all episodes. Where neither process changes, it is the best for the CMDP's mean
+    rewards and costs. Where one does, it is the best in hindsight: for the mean rewards and mean costs of all episodes up to the
+    last recorded point. Where no policy is safe the regret is NaN.
+
+    Args:
+        env: The simulator whose episodes are measured.
+    """
+
+    def __init__(self, env: Simulator) -> None:
+        super().__init__(env, Comparators(env))
+        self.env = env
+
+    def update(self, policy: Tensor, trajectory: Trajectory | None = None) -> None:
+        """Add the episode that the simulator has just played.
+
+        Args:
+            policy: The policy that was played, `(runs x L x S x A)` or `(L x S x A)`.
+            trajectory: What came of it; needed for the realised sums only.
+        """
+        env, runs = self.env, self.env.runs
+        occupancy = pair_occupancy_of(policy.detach().to(env.dtype), env.cmdp.transitions)
+        rewards, comparator = env.reward_values, self._comparators.safe
+        violation = expected_value(env.cost_values, occupancy.unsqueeze(-4)).expand(runs, -1)
+        self._add(
+            {
+                # of a changing process the regret and the comparator's reward mean nothing: its comparator is not known yet
+                "regret": episode_regret(rewards, comparator, occupancy).expand(runs),
+                "reward": expected_value(rewards, occupancy).expand(runs),
+                "comparator_reward": expected_value(rewards, comparator).expand(runs),
+                "realised_reward": self._sums.new_zeros(runs) if trajectory is None else trajectory.rewards.sum(1),
+                "violation": violation,
+                "positive_violation": violation.clamp_min(0),
+                "realised_cost": torch.zeros_like(violation) if trajectory is None else trajectory.costs.sum(1),
+            }
         )
-        self._points[: len(self._episodes)] = state["points"].to(device)
-
-    def _curve(self, column: int) -> Tensor:
-        return self._points[: len(self._episodes), :, column].T.clone()
-
-    def _block(self, block: int) -> Tensor:
-        m = self.env.constraints
-        return self._points[: len(self._episodes), :, 4 + block * m : 4 + (block + 1) * m].transpose(0, 1).clone()
-
-    def _per_episode(self, sums: Tensor) -> Tensor:
-        """Differences of `(runs x points x n)` between points, divided by the episodes in between; NaN where there were none."""
-        counts = torch.tensor([0, *self._counts], dtype=torch.float64, device=sums.device).diff()
-        return torch.cat([sums[:, :1], sums.diff(dim=1)], dim=1) / counts[:, None]
+        self._comparators.update()

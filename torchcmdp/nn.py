@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, whole_number
 from torchcmdp.layout import Layout
-from torchcmdp.learners.base import choice, whole_number
 from torchcmdp.occupancy import occupancy_of, policy_of, uniform_occupancy
-from torchcmdp.projection import METHODS, SafeSet, project
+from torchcmdp.projection import ProjectionSolver, project, projection_solver
+from torchcmdp.safe_set import SafeSet
 
 
 class SafeOutput(NamedTuple):
@@ -22,7 +21,7 @@ class SafeOutput(NamedTuple):
         occupancy: The safe occupancy, `(... x L x S x A x S)`.
         policy: Its policy, `(... x L x S x A)`.
         multipliers: Safety multipliers, `(... x m)`: positive where a constraint binds. Not differentiable.
-        status: `(...)` int8, as in `ProjectionResult`: 1 says that no occupancy is safe and this one is the least unsafe.
+        status: A `Status`, `(...)` int8: elastic says that no occupancy is safe and this one is the least unsafe.
     """
 
     occupancy: Tensor
@@ -46,9 +45,8 @@ class SafeOccupancy(nn.Module):
         lower, upper: Or intervals that hold them, `(... x L x S x A x S)` each; then `transitions` serve the reference alone.
         costs: `(... x m x L x S x A)`.
         eta: Step size: a number, or a tensor of the batch shape.
-        projection: "newton" or "cvxpy".
-        projection_options: Further keyword arguments of `project`. Safety multipliers grow with eta; where it is large, a larger
-            `cap` than the default of 200 keeps a costly constraint from being read as an impossible one.
+        solver: "newton", "cvxpy", or a solver with settings. Safety multipliers grow with eta; where it is large, a larger
+            `multiplier_cap` than the default of 200 keeps a costly constraint from being read as an impossible one.
     """
 
     transitions: Tensor | None
@@ -67,14 +65,12 @@ class SafeOccupancy(nn.Module):
         upper: Tensor | None = None,
         costs: Tensor | None = None,
         eta: Tensor | float = 1.0,
-        projection: str = "newton",
-        projection_options: Mapping[str, Any] | None = None,
+        solver: str | ProjectionSolver = "newton",
     ) -> None:
         super().__init__()
         self.layout = layout
         self.constraints = whole_number("constraints", constraints, least=0)
-        self.projection = choice("projection", projection, METHODS)
-        self.projection_options = dict(projection_options or {})
+        self.solver = projection_solver(solver)
         tensors = {"transitions": transitions, "lower": lower, "upper": upper, "costs": costs}
         for name, tensor in {
             **tensors,
@@ -121,7 +117,7 @@ class SafeOccupancy(nn.Module):
             loss = torch.zeros(self.layout.pair_shape, dtype=dtype, device=reference.device)
         eta = self.eta if eta is None else eta
         step = eta.to(loss) if isinstance(eta, Tensor) else eta
-        result = project(loss, reference, safe_set, step, method=self.projection, **self.projection_options)
+        result = project(loss, reference, safe_set, step, solver=self.solver)
         return SafeOutput(result.occupancy, policy_of(result.occupancy, self.layout), result.multipliers, result.status)
 
     def extra_repr(self) -> str:

@@ -40,6 +40,15 @@ def pair_occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
     return torch.stack(pairs, dim=-3)
 
 
+def expected_value(values: Tensor, occupancy: Tensor) -> Tensor:
+    """<v, q>, the expected sum of `values` over an episode: `(...)`.
+
+    Args:
+        values, occupancy: `(... x L x S x A)`; batch shapes broadcast.
+    """
+    return (values * occupancy).sum(dim=(-1, -2, -3))
+
+
 def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
     """pi(a|x) = q(x,a) / q(x), and uniform where q(x) = 0; padding stays zero.
 

@@ -11,8 +11,9 @@ from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, TorchCMDPError
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import occupancy_of, policy_of
-from torchcmdp.optimistic import INFEASIBLE, SOLVED, OptimisticOptimum, optimistic_optimum
-from torchcmdp.projection.problem import SafeSet
+from torchcmdp.optimistic import OptimisticOptimum, optimistic_optimum
+from torchcmdp.safe_set import SafeSet
+from torchcmdp.status import Status
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
     if cmdp.device.type == "meta":
         return _on_meta(cmdp)
     solution = _solved(rewards, cmdp, costs)
-    feasible = solution.status == SOLVED
+    feasible = solution.status == Status.SOLVED
     policy = policy_of(solution.occupancy, layout)
     # rolled out again, which removes the solver's rounding from the flow
     occupancy = occupancy_of(policy, cmdp.transitions)
@@ -190,7 +191,7 @@ def _to_batch(cmdp: LayeredCMDP, name: str, tensor: Tensor, axes: int) -> Tensor
 def _solved(rewards: Tensor, cmdp: LayeredCMDP, costs: Tensor) -> OptimisticOptimum:
     """The linear program of the CMDP's own kernel."""
     solution = optimistic_optimum(rewards, SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, costs))
-    if ((solution.status != SOLVED) & (solution.status != INFEASIBLE)).any():
+    if (solution.status == Status.MAX_ITERATIONS).any():
         raise TorchCMDPError("the linear program of a CMDP could not be solved: its numbers are too ill-conditioned.")
     return solution
 

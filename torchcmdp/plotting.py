@@ -6,18 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from torchcmdp.errors import InvalidInput
 from torchcmdp.metrics import mean_and_interval
+
+if TYPE_CHECKING:  # matplotlib is slow to import: only those who draw wait for it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without its yellow, which is too light for a line: distinct under the common kinds of colour blindness.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -66,6 +66,9 @@ def draw(panels: Sequence[Panel]) -> Figure:
     """Panels side by side in one figure, without touching matplotlib's global state."""
     if not panels:
         raise InvalidInput("draw got no panels; it needs at least one.")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6.4 * len(panels), 4.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     for j, panel in enumerate(panels):
@@ -160,6 +163,8 @@ def _draw_guide(axes: Axes, panel: Panel) -> None:
 
 
 def _decorate(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     thousands = FuncFormatter(lambda value, _: f"{value:,.10g}")
     axes.xaxis.set_major_formatter(thousands)
     axes.yaxis.set_major_formatter(thousands)

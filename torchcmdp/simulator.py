@@ -11,7 +11,9 @@ from torch import Tensor
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.processes import Fixed, Process, fingerprint
+from torchcmdp.processes import Fixed, check_keys, fingerprint
+from torchcmdp.protocols import Axes, ProcessLike
+from torchcmdp.sampling import costs_at, draw, thresholds, values_at
 from torchcmdp.streams import ACTION, COST, NEXT_STATE, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
 
@@ -37,8 +39,8 @@ class Simulator:
     def __init__(
         self,
         cmdp: LayeredCMDP,
-        rewards: Process,
-        costs: Process | None = None,
+        rewards: ProcessLike,
+        costs: ProcessLike | None = None,
         runs: int = 1,
         seed: int = 0,
         first_run: int = 0,
@@ -64,7 +66,7 @@ class Simulator:
         self.reward_values = _checked("rewards", rewards, pair, self.runs, self.device)
         self.cost_values = _checked("costs", costs, constraint, self.runs, self.device)
         layers, states, actions, _ = cmdp.layout.transition_shape
-        self._successors = _thresholds(cmdp.transitions).reshape(-1, states)
+        self._successors = thresholds(cmdp.transitions).reshape(-1, states)
         # where each state lies in a flat (L x S) table, and in a flat (runs x L x S) one
         place = torch.arange(layers * states, device=self.device).view(layers, states)
         own_place = place + torch.arange(self.runs, device=self.device)[:, None, None] * place.numel()
@@ -115,8 +117,8 @@ class Simulator:
         states, actions, next_states = self._play(policy, uniforms)
         pairs = (self._first_place + states) * shape[2] + actions
         self.reward_values, self.cost_values = self.rewards.values, self.costs.values
-        rewards = self.rewards.observe(_at(self.reward_values, pairs), uniforms[..., REWARD])
-        costs = self.costs.observe(_costs_at(self.cost_values, pairs), uniforms[..., COST:])
+        rewards = self.rewards.observe(values_at(self.reward_values, pairs), uniforms[..., REWARD])
+        costs = self.costs.observe(costs_at(self.cost_values, pairs), uniforms[..., COST:])
         self.rewards.advance(policy)
         self.costs.advance(policy)
         self.episode += 1
@@ -125,13 +127,13 @@ class Simulator:
     def _play(self, policy: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """States, actions and successors, `(runs x L)` each."""
         # the action that would be taken in every state, all layers at once: then each layer only has to look it up
-        choices = _draw(_thresholds(policy), uniforms[..., ACTION, None, None])
+        choices = draw(thresholds(policy), uniforms[..., ACTION, None, None])
         rows = (self._first_row + choices).flatten()
         state = torch.zeros(self.runs, dtype=torch.int64, device=self.device)
         states = [state]
         for place, uniform in zip(self._first_own_place, uniforms[..., NEXT_STATE, None].unbind(1), strict=True):
             row = rows.index_select(0, place + state)
-            state = _draw(self._successors.index_select(0, row), uniform)
+            state = draw(self._successors.index_select(0, row), uniform)
             states.append(state)
         visited = torch.stack(states, dim=1)
         states_played = visited[:, :-1]
@@ -142,12 +144,13 @@ class Simulator:
         """The number of episodes played and the state of the processes: with the same arguments, all that is needed to continue."""
         return {"episode": self.episode, "rewards": self.rewards.state_dict(), "costs": self.costs.state_dict()}
 
+    def state_axes(self) -> Axes:
+        """Where the runs are in each entry of `state_dict`."""
+        return {"episode": None, "rewards": self.rewards.state_axes(3), "costs": self.costs.state_axes(4)}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        if set(state) != {"episode", "rewards", "costs"}:
-            raise InvalidInput(
-                f"A simulator's state has the keys episode, rewards and costs, not {', '.join(map(str, state)) or 'none'}."
-            )
+        check_keys(self, state, "episode", "rewards", "costs")
         self.rewards.load_state_dict(state["rewards"])
         self.costs.load_state_dict(state["costs"])
         self.episode = int(state["episode"])
@@ -170,7 +173,7 @@ class Simulator:
         }
 
 
-def _checked(name: str, process: Process, shape: tuple[int, ...], runs: int, device: torch.device) -> Tensor:
+def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int, device: torch.device) -> Tensor:
     """The values of a process, refused if they do not fit the CMDP."""
     values = process.values
     if tuple(values.shape) not in (shape, (runs, *shape)):
@@ -190,33 +193,3 @@ def _check_policy(policy: Tensor) -> None:
         raise InvalidInput(
             f"policy is {policy[run, k, x, a].item():g} in run {run} at layer {k}, state {x}, action {a}; expected a probability."
         )
-
-
-def _thresholds(probabilities: Tensor) -> Tensor:
-    """Cumulated and normalised along the last axis, with steps at positive entries only; NaN where a row has no mass.
-
-    The last threshold is exactly one and an entry of probability zero repeats the one before it, whatever the rounding of the
-    sum, so that `_draw` with a number in [0, 1) can only land on positive entries.
-    """
-    probabilities = probabilities.to(torch.float64)
-    cumulated = torch.where(probabilities > 0, probabilities.cumsum(-1), 0).cummax(-1).values
-    return cumulated / cumulated[..., -1:]
-
-
-def _draw(thresholds: Tensor, uniform: Tensor) -> Tensor:
-    """How many thresholds lie at or below the number: the index drawn. Rows without mass, being NaN, give 0."""
-    return (thresholds <= uniform).sum(-1)
-
-
-def _at(values: Tensor, pairs: Tensor) -> Tensor:
-    """`([runs x] L x S x A)` at flat pair indices `(runs x L)`."""
-    flat = values.flatten(-3)
-    return flat.expand(pairs.shape[0], flat.shape[-1]).gather(1, pairs)
-
-
-def _costs_at(values: Tensor, pairs: Tensor) -> Tensor:
-    """`([runs x] m x L x S x A)` at flat pair indices `(runs x L)`: `(runs x L x m)`."""
-    flat = values.flatten(-3).transpose(-1, -2)
-    runs, layers = pairs.shape
-    index = pairs.unsqueeze(-1).expand(runs, layers, flat.shape[-1])
-    return flat.expand(runs, *flat.shape[-2:]).gather(1, index)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import check_delta, whole_number
 from torchcmdp.layout import Layout
 
 
@@ -44,25 +44,12 @@ def violation_bound(layout: Layout, constraints: int, horizon: int, delta: float
     Returns:
         Of the shape of `t`.
     """
-    _check(horizon, delta)
-    return 61 * layout.layers * layout.total_states * _safety_root(layout, constraints, float(horizon) ** 2, delta, t)
+    return _safety_bound(61, 2, layout, constraints, horizon, delta, t)
 
 
 def positive_violation_bound(layout: Layout, constraints: int, horizon: int, delta: float, t: Tensor | float) -> Tensor:
-    """18 L |X| sqrt(2 t |A| ln(2 m T |X| |A| / delta)), which bounds the positive violation; zero without constraints.
-
-    Args:
-        layout: Layer widths and actions.
-        constraints: m.
-        horizon: T.
-        delta: Failure probability of the learner, in (0, 1).
-        t: Episodes, any shape.
-
-    Returns:
-        Of the shape of `t`.
-    """
-    _check(horizon, delta)
-    return 18 * layout.layers * layout.total_states * _safety_root(layout, constraints, float(horizon), delta, t)
+    """18 L |X| sqrt(2 t |A| ln(2 m T |X| |A| / delta)), which bounds the positive violation; otherwise as `violation_bound`."""
+    return _safety_bound(18, 1, layout, constraints, horizon, delta, t)
 
 
 def trivial_bound(layout: Layout, t: Tensor | float) -> Tensor:
@@ -70,10 +57,15 @@ def trivial_bound(layout: Layout, t: Tensor | float) -> Tensor:
     return layout.layers * _as_tensor(t)
 
 
-def _safety_root(layout: Layout, constraints: int, power: float, delta: float, t: Tensor | float) -> Tensor:
+def _safety_bound(
+    factor: int, power: int, layout: Layout, constraints: int, horizon: int, delta: float, t: Tensor | float
+) -> Tensor:
+    """factor L |X| sqrt(2 t |A| ln(2 m T^power |X| |A| / delta))."""
+    _check(horizon, delta)
     if constraints == 0:
         return torch.zeros_like(_as_tensor(t))
-    return _root(layout, math.log(2 * constraints * power * layout.total_states * layout.actions / delta), t)
+    log = math.log(2 * constraints * float(horizon) ** power * layout.total_states * layout.actions / delta)
+    return factor * layout.layers * layout.total_states * _root(layout, log, t)
 
 
 def _root(layout: Layout, log: float, t: Tensor | float) -> Tensor:
@@ -86,7 +78,5 @@ def _as_tensor(t: Tensor | float) -> Tensor:
 
 
 def _check(horizon: int, delta: float) -> None:
-    if horizon < 1:
-        raise InvalidInput(f"horizon is {horizon}; it must be at least one episode.")
-    if not 0 < delta < 1:
-        raise InvalidInput(f"delta is {delta}; it must lie strictly between 0 and 1.")
+    whole_number("horizon", horizon, least=1)
+    check_delta(delta)

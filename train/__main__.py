@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import os
 import re
 import sys
 from collections.abc import Sequence
 
+from torchcmdp import __version__
 from torchcmdp.errors import TorchCMDPError
+from train.program import Command, hand_over, listing, one_thread
 
 MAIN_JOB = "run"
 COMMANDS = {
-    MAIN_JOB: "train.main_job",
-    "paper": "train.paper",
-    "tune": "train.tune",
-    "sweep": "train.sweep",
-    "soak": "train.soak",
-    "shield": "train.shield",
-    "predict": "train.predict",
-    "bench": "train.bench",
+    MAIN_JOB: Command("train.main_job", "a learner in a CMDP: regret and violation; what is done without a command"),
+    "paper": Command("train.paper", "the paper's experiments, and which of its claims hold"),
+    "tune": Command("train.tune", "constants for WC-OPS by gradient; tune horizons and tune threshold judge them"),
+    "sweep": Command("train.sweep", "a grid of hyperparameters as one batch, and the front of regret against violation"),
+    "soak": Command("train.soak", "every learner on a thousand random CMDPs, and a count of what went wrong"),
+    "shield": Command("train.shield", "the projection as a layer: a shielded policy network"),
+    "predict": Command("train.predict", "the projection as a layer: predict, then optimise"),
+    "bench": Command("train.bench", "where the time goes, and how we compare with other solvers"),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return the exit code: 0 done, 2 wrong arguments or an unusable folder, 130 interrupted."""
     command, rest = MAIN_JOB, list(arguments)
+    asked = rest.copy()
     if rest and not rest[0].startswith("-"):
         command = rest.pop(0)
     try:
-        if command not in COMMANDS:
-            near = difflib.get_close_matches(command, COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(COMMANDS)}."
-            return _refuse(f"{command!r} is not a command of python -m train; {hint}")
-        code: int = importlib.import_module(COMMANDS[command]).main(rest)
-        return code
+        if command == "help" and rest:
+            command, rest = rest[0], [*rest[1:], "--help"]
+        elif command == "help" or asked in (["-h"], ["--help"]):
+            print(listing("python -m train [COMMAND] [options]", COMMANDS))
+            print("\nEach has --help. Without a command:\n", flush=True)
+            command, rest = MAIN_JOB, ["--help"]
+        elif asked == ["--version"]:
+            print(f"torchcmdp {__version__}")
+            return 0
+        with one_thread():
+            return hand_over(COMMANDS, command, rest, "a command of python -m train")
     except TorchCMDPError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from torchcmdp.events import HALF_WIDTH, RunWriter
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.tensorboard import HALF_WIDTH, RunWriter
+from train.program import with_interval
 
 
 class SeedNetworks(nn.Module):
@@ -88,17 +88,6 @@ class Curves:
         return torch.stack([values[tag] for _, values in self._points], dim=1)
 
 
-def steps_of(count: int, name: str, quiet: bool) -> tqdm[int]:
-    """Counts from 0, with a progress bar."""
-    return tqdm(range(count), desc=name, disable=quiet, dynamic_ncols=True)
-
-
-def with_interval(values: Tensor, digits: int = 3) -> str:
-    """The mean over runs and its 95% interval, for a table.
-
-    Args:
-        values: `(runs,)`.
-    """
-    mean, half = (float(x) for x in mean_and_interval(values))
-    mean = 0.0 if abs(mean) < 0.5 * 10**-digits else mean  # rounding errors have no sign
-    return f"{mean:.{digits}f}" if half != half else f"{mean:.{digits}f} +- {half:.{digits}f}"
+def rounded(values: Tensor) -> str:
+    """The mean over runs, `(runs,)`, and its 95% interval to three digits; what is rounded to zero has no sign."""
+    return with_interval(values, "z.3f")

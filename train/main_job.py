@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -16,11 +14,11 @@ import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.learners import LEARNERS, Learner
-from torchcmdp.metrics import mean_and_interval
 from torchcmdp.run import run_split
-from train import DTYPES, check_device, check_not_negative, check_positive, experiment_folder, parse
+from train import program
+from train.program import Count, NotNegative, Positive, settings_of, spelled, with_interval
 
-SETTINGS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "confidence", "projection")
+SETTINGS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "confidence", "solver")
 
 
 class Import(NamedTuple):
@@ -59,78 +57,57 @@ class Options:
     """A random CMDP; or a Gymnasium environment, with falling in a hole or off the cliff as the cost (needs torchcmdp[gym])."""
     learner: Literal["wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps"] = "wc-ops"
     """Who plays; opt-primal-dual is told the true Slater gap, which its step sizes need."""
-    episodes: int = 20_000
-    """How many episodes every run has; also the horizon that the step sizes are made for."""
-    runs: int = 32
-    """Independent runs, played as one batch; the bands are 95% intervals over them."""
-    seed: int = 0
-    """Of the CMDP and of all random numbers."""
-    name: str | None = None
-    """Folder of this experiment inside LOGDIR; main by default, or the environment's name."""
-    logdir: str = "runs"
-    """Folder of all experiments; point TensorBoard at it."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    dtype: Literal["float32", "float64"] = "float64"
-    """Floating-point type."""
-    projection: Literal["newton", "cvxpy"] = "newton"
+    episodes: Count = 20_000  # How many episodes every run has; also the horizon that the step sizes are made for.
+    runs: Count = 32  # Independent runs, played as one batch; the bands are 95% intervals over them.
+    seed: int = 0  # Of the CMDP and of all random numbers.
+    name: str | None = None  # Folder of this experiment inside LOGDIR; main by default, or the environment's name.
+    logdir: str = "runs"  # Folder of all experiments; point TensorBoard at it.
+    device: str = "cpu"  # Where to compute: cpu, cuda, cuda:1, ...
+    dtype: Literal["float32", "float64"] = "float64"  # Floating-point type.
+    solver: Literal["newton", "cvxpy"] = "newton"
     """Solver of the projection: our Newton method, or a general cone solver through cvxpylayers."""
     resume: bool = False
     """Insist on continuing: refuse if there is nothing to continue. A run that can be continued is continued anyway."""
-    fresh: bool = False
-    """Forget what the folder holds and start over."""
-    widths: tuple[int, ...] = (1, 4, 4, 4, 1)
-    """Of a random CMDP: states in each layer, beginning and ending with 1."""
-    actions: int = 3
-    """Of a random CMDP: actions in each state."""
-    constraints: int = 2
-    """Of a random CMDP: safety constraints; 0 for none."""
-    steps: int | None = None
+    fresh: bool = False  # Forget what the folder holds and start over.
+    widths: tuple[int, ...] = (1, 4, 4, 4, 1)  # Of a random CMDP: states in each layer, beginning and ending with 1.
+    actions: Count = 3  # Of a random CMDP: actions in each state.
+    constraints: int = 2  # Of a random CMDP: safety constraints; 0 for none.
+    steps: Count | None = None
     """Of a Gymnasium environment: steps of an episode; 20 for FrozenLake-v1 and 14 for CliffWalking-v1 by default."""
-    budget: float | None = None
+    budget: Positive | None = None
     """Of a Gymnasium environment: falls that an episode may have in expectation; 0.05 and 0.1 by default."""
-    delta: float = 0.01
-    """Failure probability of the confidence sets."""
-    eta: float | None = None
+    delta: float = 0.01  # Failure probability of the confidence sets.
+    eta: Positive | None = None
     """Step size; the learner's own by default. This and the following are refused by learners that have no such setting."""
-    gamma: float | None = None
-    """Implicit exploration; the learner's own by default."""
-    bonus_scale: float = 1.0
-    """Multiplies the bonus on the costs; 1 is the paper's."""
-    radius_scale: float = 1.0
-    """Multiplies the widths of the transition intervals; 1 is the paper's."""
-    threshold_scale: float = 1.0
-    """Multiplies the violation at which the cost estimate starts to forget; 1 is the paper's."""
-    cap_scale: float = 1.0
-    """Multiplies the violation at which it forgets no faster; 1 is the paper's."""
+    gamma: Positive | None = None  # Implicit exploration; the learner's own by default.
+    bonus_scale: NotNegative = 1.0  # Multiplies the bonus on the costs; 1 is the paper's.
+    radius_scale: NotNegative = 1.0  # Multiplies the widths of the transition intervals; 1 is the paper's.
+    threshold_scale: NotNegative = 1.0  # Multiplies the violation at which the cost estimate starts to forget; 1 is the paper's.
+    cap_scale: NotNegative = 1.0  # Multiplies the violation at which it forgets no faster; 1 is the paper's.
     confidence: Literal["entrywise", "l1", "bernstein"] = "entrywise"
     """Kind of transition confidence set; entrywise is the paper's."""
-    log_every: int | None = None
-    """Episodes between logging points; about 200 points by default, and never more than 10,000."""
-    checkpoint_every: float = 30.0
-    """Seconds between checkpoints."""
-    checkpoint_episodes: int | None = None
-    """Episodes between checkpoints, besides those that the time asks for."""
+    log_every: Count | None = None  # Episodes between logging points; about 200 points by default, and never more than 10,000.
+    checkpoint_every: NotNegative = 30.0  # Seconds between checkpoints.
+    checkpoint_episodes: Count | None = None  # Episodes between checkpoints, besides those that the time asks for.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the main job; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train")
+    options = program.parse(Options, arguments, prog="python -m train")
     folder = _check(options)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # the tensors of an episode are too small to share among threads; the projection has its own
-    learner, env, imported = build(options, runs=1)  # which has a name and a CMDP; the one that plays is made by run_split
+    cmdp, imported = make_cmdp(options)
     leads = process_rank() == 0
     if leads:
-        print(f"{learner.name}, {options.runs} runs of {options.episodes:,} episodes, into {folder}", file=sys.stderr)
+        name = LEARNERS[options.learner].name
+        print(f"{name}, {options.runs} runs of {options.episodes:,} episodes, into {folder}", file=sys.stderr)
     sub_run = folder / options.learner
     result = run_split(
-        lambda runs, first_run: build(options, runs, first_run)[:2],
+        lambda runs, first_run: build(options, cmdp, imported, runs, first_run),
         options.runs,
         options.episodes,
         logdir=sub_run,
         log_every=options.log_every,
-        progress=sys.stderr.isatty(),
+        progress=program.on_terminal(),
         fresh=options.fresh,
         checkpoint_every=options.checkpoint_every,
         checkpoint_episodes=options.checkpoint_episodes,
@@ -138,43 +115,41 @@ def main(arguments: Sequence[str]) -> int:
     if not leads:
         return 0 if result.completed else 130
     if not result.completed:
-        played = f"{int(result.episodes[-1]):,} of {options.episodes:,} episodes"
-        command = "the same command without --fresh" if options.fresh else "the same command"
-        print(f"Interrupted after {played}; {command} continues from there.", file=sys.stderr)
-        return 130
-    for name, figure in plotting.figures({learner.name: result}).items():
+        return program.interrupted(f" after {int(result.episodes[-1]):,} of {options.episodes:,} episodes", options.fresh)
+    for name, figure in result.figures.items():
         plotting.save(folder / f"{name}.png", figure)
-    table = summary(result, env, imported)
-    (folder / "summary.txt").write_text(table + "\n")
-    print(table)
-    print(f"\nCurves: {folder / 'regret.png'}, {folder / 'violation.png'}; numbers: {sub_run / 'metrics.csv'}")
-    print(f"TensorBoard: make tensorboard, or tensorboard --logdir {options.logdir}")
+    where = f"Curves: {folder / 'regret.png'}, {folder / 'violation.png'}; numbers: {sub_run / 'metrics.csv'}"
+    advice = f"TensorBoard: make tensorboard, or tensorboard --logdir {options.logdir}"
+    program.publish(folder / "summary.txt", summary(result, cmdp, imported), f"{where}\n{advice}")
     return 0
 
 
-def build(options: Options, runs: int | None = None, first_run: int = 0) -> tuple[Learner, tc.Simulator, Any]:
-    """The learner and the simulator that the options describe, and for a Gymnasium environment its `ImportedCMDP`.
+def make_cmdp(options: Options) -> tuple[tc.LayeredCMDP, Any]:
+    """The CMDP that the options describe, and for a Gymnasium environment its `ImportedCMDP`."""
+    dtype, device = program.DTYPES[options.dtype], program.check_device(local_device(options.device))
+    if options.env == "random":
+        size = (options.widths, options.actions, options.constraints)
+        return tc.random_cmdp(*size, options.seed, dtype=dtype, device=device), None
+    imported = import_environment(options, dtype, device)
+    return imported.cmdp, imported
+
+
+def build(options: Options, cmdp: tc.LayeredCMDP, imported: Any, runs: int, first_run: int = 0) -> tuple[Learner, tc.Simulator]:
+    """The learner and the simulator of some runs.
 
     Args:
         options: What to build.
-        runs, first_run: Which of the runs; all by default.
+        cmdp, imported: Of `make_cmdp`.
+        runs, first_run: Which of the runs.
     """
-    runs = options.runs if runs is None else runs
-    dtype, device = DTYPES[options.dtype], check_device(local_device(options.device))
-    imported = None
-    if options.env == "random":
-        cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, options.seed, dtype=dtype, device=device)
-        costs = tc.Bernoulli(cmdp.costs, low=-1)
-    else:
-        imported = import_environment(options, dtype, device)
-        cmdp, costs = imported.cmdp, imported.cost_process()
+    costs = tc.Bernoulli(cmdp.costs, low=-1) if imported is None else imported.cost_process()
     env = tc.Simulator(cmdp, rewards=tc.Bernoulli(cmdp.rewards), costs=costs, runs=runs, seed=options.seed, first_run=first_run)
     settings = given(options, SETTINGS)
     if options.learner == "opt-primal-dual":
         settings["slater_gap"] = float(tc.slater_gap(cmdp))
     kind: Any = LEARNERS[options.learner]
     size = (cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs)
-    return kind(*size, **settings, dtype=dtype, device=device), env, imported
+    return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
 
 
 def import_environment(options: Options, dtype: torch.dtype, device: torch.device) -> Any:
@@ -193,35 +168,18 @@ def given(options: Options, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names if getattr(options, name) != defaults[name]}
 
 
-def settings_of(learner: str) -> set[str]:
-    """The names of the settings that a learner takes."""
-    names: set[str] = set()
-    for kind in LEARNERS[learner].__mro__[:-1]:
-        parameters = inspect.signature(kind.__init__).parameters.values()
-        names.update(p.name for p in parameters)
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):  # such a one would hand the rest to its parent
-            break
-    return names
-
-
-def summary(result: tc.RunResult, env: tc.Simulator, imported: Any = None) -> str:
+def summary(result: tc.RunResult, cmdp: tc.LayeredCMDP, imported: Any = None) -> str:
     """The table a person reads first: final values with their 95% intervals over runs, and what they are measured against."""
-    value, slater = float(tc.safe_optimum(env.cmdp).value), float(tc.slater_gap(env.cmdp))
+    value, slater = float(tc.safe_optimum(cmdp).value), float(tc.slater_gap(cmdp))
     rows = [("after episode", f"{int(result.episodes[-1]):,}")]
-    for label, curve in (
-        ("regret", result.regret),
-        ("violation", result.violation),
-        ("positive violation", result.positive_violation),
-    ):
-        mean, half = (float(x) for x in mean_and_interval(curve[:, -1]))
-        rows.append((label, f"{mean:,.1f}" if half != half else f"{mean:,.1f} +- {half:,.1f}"))
-    iterations = result.mean_iterations
-    rows += [
-        ("safe optimum per episode", f"{value:.4f}"),
-        *([] if imported is None else [("its return in the environment", f"{imported.environment_return(value):.4f}")]),
-        ("Slater gap", f"{slater:.4f}"),
-    ]
+    for name in ("regret", "violation", "positive_violation"):
+        rows.append((name.replace("_", " "), with_interval(getattr(result, name)[:, -1])))
+    rows.append(("safe optimum per episode", f"{value:.4f}"))
+    if imported is not None:
+        rows.append(("its return in the environment", f"{imported.environment_return(value):.4f}"))
+    rows.append(("Slater gap", f"{slater:.4f}"))
     if result.elastic_count is not None:  # the learners that project
+        iterations = result.mean_iterations
         counted = "not counted by this solver" if iterations != iterations else f"{iterations:.2f} per projection"
         rows += [("elastic projections", f"{result.elastic_fraction:.2%}"), ("solver iterations", counted)]
     rows.append(("time", f"{result.seconds:.1f} s"))
@@ -231,14 +189,9 @@ def summary(result: tc.RunResult, env: tc.Simulator, imported: Any = None) -> st
 
 def _check(options: Options) -> Path:
     """What no part of the library would refuse in the words of the command line; returns the experiment's folder."""
-    check_positive(episodes=options.episodes, runs=options.runs, actions=options.actions, log_every=options.log_every)
-    check_positive(checkpoint_episodes=options.checkpoint_episodes)
-    check_not_negative(checkpoint_every=options.checkpoint_every)
-    check_positive(eta=options.eta, gamma=options.gamma)
-    check_positive(steps=options.steps, budget=options.budget)
     _check_combination(options)
     name = options.name if options.name is not None else "main" if options.env == "random" else options.env
-    folder = experiment_folder(options.logdir, name)
+    folder = program.experiment_folder(options.logdir, name)
     if options.resume and options.fresh:
         raise tc.InvalidInput("--resume and --fresh contradict each other; give one of them.")
     if options.resume and not (folder / options.learner / "checkpoint.pt").exists():
@@ -248,10 +201,6 @@ def _check(options: Options) -> Path:
 
 def _check_combination(options: Options) -> None:
     """Refuse options that the chosen environment or learner does not have."""
-
-    def spelled(name: str) -> str:
-        return "--" + name.replace("_", "-")
-
     foreign = ("steps", "budget") if options.env == "random" else ("widths", "actions", "constraints")
     for name in given(options, foreign):
         owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +12,11 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp import plotting
-from torchcmdp.metrics import expected_value, worst_constraint
+from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
-from train import check_positive, experiment_folder, parse
-from train.bench import table
-from train.comparison import Curves, SeedNetworks, steps_of, with_interval
+from torchcmdp.occupancy import expected_value
+from train.comparison import Curves, SeedNetworks, rounded
+from train.program import Count, Positive, bar, begin, publish, table
 
 METHODS = ("end to end", "squared error")
 CONTEXT = 6
@@ -45,28 +43,18 @@ class Options:
       tensorboard --logdir runs
     """
 
-    curvature: float = 3.0
-    """How far the losses are from what the network can represent."""
-    steps: int = 300
-    """Gradient steps of each way."""
-    contexts: int = 300
-    """Contexts to learn from."""
-    held_out: int = 100
-    """Contexts to measure on."""
-    batch: int = 32
-    """Contexts a gradient step."""
-    runs: int = 8
+    curvature: float = 3.0  # How far the losses are from what the network can represent.
+    steps: Count = 300  # Gradient steps of each way.
+    contexts: Count = 300  # Contexts to learn from.
+    held_out: Count = 100  # Contexts to measure on.
+    batch: Count = 32  # Contexts a gradient step.
+    runs: Count = 8
     """Independent repetitions, each with losses, contexts and a network of its own; the intervals are 95% over them."""
-    learning_rate: float = 0.03
-    """Of Adam."""
-    eta: float = 10.0
-    """Step size of the layer, end to end."""
-    seed: int = 0
-    """Of the CMDP, the losses, the contexts and the networks."""
-    name: str = "predict"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments; point TensorBoard at it."""
+    learning_rate: Positive = 0.03  # Of Adam.
+    eta: Positive = 10.0  # Step size of the layer, end to end.
+    seed: int = 0  # Of the CMDP, the losses, the contexts and the networks.
+    name: str = "predict"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments; point TensorBoard at it.
 
 
 class Data(NamedTuple):
@@ -85,12 +73,7 @@ class Data(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Train both ways and write what came of it; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train predict")
-    check_positive(steps=options.steps, contexts=options.contexts, held_out=options.held_out, batch=options.batch)
-    check_positive(runs=options.runs, learning_rate=options.learning_rate, eta=options.eta)
-    folder = experiment_folder(options.logdir, options.name)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # the tensors are small
+    options, folder = begin(Options, arguments, "predict")
     cmdp = tc.random_cmdp(seed=options.seed)
     seen, unseen = draw(cmdp, options, options.contexts, 0), draw(cmdp, options, options.held_out, 1)
     curves = {method: train(method, cmdp, options, seen, unseen, folder / method.replace(" ", "-")) for method in METHODS}
@@ -98,11 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     short = {name: (c.steps, optimum[:, None] - c["Metrics/EpRet"]) for name, c in curves.items()}
     figure = plotting.draw([plotting.Panel(short, "short of the best safe policy, held-out contexts")])
     figure.axes[0].set_xlabel("gradient step")
-    plotting.save(folder / "predict.png", figure)
-    text = report(curves, optimum, options)
-    (folder / "predict.md").write_text(text + "\n")
-    print(text)
-    print(f"\nCurves: {folder / 'predict.png'}; TensorBoard: tensorboard --logdir {options.logdir}")
+    where = f"Curves: {folder / 'predict.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
+    publish(folder / "predict.md", report(curves, optimum, options), where, figure)
     return 0
 
 
@@ -123,7 +103,7 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, seen: Data, unsee
     network = SeedNetworks((CONTEXT, cmdp.rewards.numel()), options.runs, options.seed, gain=0.1)
     optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate)
     known = {"transitions": cmdp.transitions, "costs": cmdp.costs}
-    layer = SafeOccupancy(cmdp.layout, cmdp.constraints, **known, eta=options.eta, projection_options={"cap": CAP})
+    layer = SafeOccupancy(cmdp.layout, cmdp.constraints, **known, eta=options.eta, solver=tc.Newton(multiplier_cap=CAP))
     generator = torch.Generator().manual_seed(options.seed)
     real = cmdp.layout.pair_mask()
 
@@ -131,7 +111,7 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, seen: Data, unsee
         return network(contexts).unflatten(-1, cmdp.layout.pair_shape) * real
 
     curves = Curves(folder)
-    for step in steps_of(options.steps, method, quiet=not sys.stderr.isatty()):
+    for step in bar(range(options.steps), method):
         batch = torch.randint(options.contexts, (options.batch,), generator=generator)
         predicted, realised = losses(seen.contexts[:, batch]), seen.realised[:, batch]
         if method == "end to end":
@@ -177,11 +157,11 @@ def report(curves: dict[str, Curves], optimum: Tensor, options: Options) -> str:
     rows = []
     for name, curve in curves.items():
         reward, unsafe = curve["Metrics/EpRet"][:, -1], curve["Violation/positive"][:, -1]
-        rows.append([name, *[with_interval(x) for x in (reward, optimum - reward, unsafe)]])
-    rows.append(["true losses known", with_interval(optimum), "0", "0"])
+        rows.append([name, *[rounded(x) for x in (reward, optimum - reward, unsafe)]])
+    rows.append(["true losses known", rounded(optimum), "0", "0"])
     header = ["losses", "reward", "short of the best safe policy", "violation"]
     first, second = (curve["Metrics/EpRet"][:, -1] for curve in curves.values())
     return (
         f"{table(header, rows)}\n\nPer episode on {options.held_out} held-out contexts, mean over {options.runs} repetitions +- "
-        f"95% interval. End to end minus squared error, run by run: {with_interval(first - second)}."
+        f"95% interval. End to end minus squared error, run by run: {rounded(first - second)}."
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +11,11 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp import plotting
-from torchcmdp.metrics import expected_value, worst_constraint
+from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
-from train import check_positive, experiment_folder, parse
-from train.bench import table
-from train.comparison import Curves, SeedNetworks, steps_of, with_interval
+from torchcmdp.occupancy import expected_value
+from train.comparison import Curves, SeedNetworks, rounded
+from train.program import Count, Positive, bar, begin, publish, table
 
 METHODS = ("shield", "penalty", "unprotected")
 FEATURES, HIDDEN = 8, 32
@@ -41,45 +39,25 @@ class Options:
       tensorboard --logdir runs
     """
 
-    steps: int = 1_000
-    """Gradient steps."""
-    episodes: int = 16
-    """Episodes that each network plays for a step."""
-    runs: int = 16
-    """Independent networks, trained as one batch; the intervals are 95% over them."""
-    learning_rate: float = 0.01
-    """Of Adam, for the networks."""
-    multiplier_rate: float = 0.05
-    """Of the Lagrange multipliers."""
-    seed: int = 0
-    """Of the CMDP, the features, the networks and the episodes."""
-    name: str = "shield"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments; point TensorBoard at it."""
+    steps: Count = 1_000  # Gradient steps.
+    episodes: Count = 16  # Episodes that each network plays for a step.
+    runs: Count = 16  # Independent networks, trained as one batch; the intervals are 95% over them.
+    learning_rate: Positive = 0.01  # Of Adam, for the networks.
+    multiplier_rate: Positive = 0.05  # Of the Lagrange multipliers.
+    seed: int = 0  # Of the CMDP, the features, the networks and the episodes.
+    name: str = "shield"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments; point TensorBoard at it.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train all three and write what came of it; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train shield")
-    check_positive(steps=options.steps, episodes=options.episodes, runs=options.runs)
-    check_positive(learning_rate=options.learning_rate, multiplier_rate=options.multiplier_rate)
-    folder = experiment_folder(options.logdir, options.name)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # the tensors are small
+    options, folder = begin(Options, arguments, "shield")
     cmdp = tc.random_cmdp(seed=options.seed)
     curves = {method: train(method, cmdp, options, folder / method) for method in METHODS}
-    figure = plotting.draw(
-        [
-            plotting.Panel({name: (c.steps, c["Metrics/EpRet"]) for name, c in curves.items()}, "expected reward an episode"),
-            plotting.Panel({name: (c.steps, c["Violation/positive"]) for name, c in curves.items()}, "violation an episode"),
-        ]
-    )
-    plotting.save(folder / "shield.png", figure)
-    text = report(curves, cmdp)
-    (folder / "shield.md").write_text(text + "\n")
-    print(text)
-    print(f"\nCurves: {folder / 'shield.png'}; TensorBoard: tensorboard --logdir {options.logdir}")
+    labels = {"Metrics/EpRet": "expected reward an episode", "Violation/positive": "violation an episode"}
+    panels = [plotting.Panel({name: (c.steps, c[tag]) for name, c in curves.items()}, label) for tag, label in labels.items()]
+    where = f"Curves: {folder / 'shield.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
+    publish(folder / "shield.md", report(curves, cmdp), where, plotting.draw(panels))
     return 0
 
 
@@ -95,12 +73,9 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
     env = tc.Simulator(cmdp, *feedback, runs=runs * batch, seed=options.seed)
     multipliers = torch.zeros(runs, cmdp.constraints, dtype=torch.float64)
     curves = Curves(folder)
-    for step in steps_of(options.steps, method, quiet=not sys.stderr.isatty()):
+    for step in bar(range(options.steps), method):
         logits = network(features.expand(runs, *features.shape))
-        if method == "shield":
-            policy = shield(logits=logits).policy
-        else:
-            policy = logits.softmax(-1) * cmdp.layout.pair_mask()
+        policy = shield(logits=logits).policy if method == "shield" else logits.softmax(-1) * cmdp.layout.pair_mask()
         occupancy = tc.pair_occupancy_of(policy, cmdp.transitions)
         costs = expected_value(cmdp.costs, occupancy.unsqueeze(-4))
         trajectory = env.rollout(policy.repeat_interleave(batch, 0))
@@ -112,8 +87,8 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
         loss.sum().backward()
         optimiser.step()
         if step % max(1, options.steps // POINTS) == 0 or step + 1 == options.steps:
-            measured = {"Metrics/EpRet": expected_value(cmdp.rewards, occupancy), "Violation/positive": violation(costs)}
-            curves.add((step + 1) * batch, measured)
+            unsafe = worst_constraint(costs).clamp_min(0)
+            curves.add((step + 1) * batch, {"Metrics/EpRet": expected_value(cmdp.rewards, occupancy), "Violation/positive": unsafe})
     curves.close()
     return curves
 
@@ -133,37 +108,16 @@ def reinforce(policy: Tensor, trajectory: tc.Trajectory) -> Tensor:
     return (taken * (to_go - to_go.mean(-1, keepdim=True))).mean(-1).sum(-1)
 
 
-def violation(costs: Tensor) -> Tensor:
-    """By how much the worst constraint is broken: `(runs,)` from `(runs x m)`, zero where none is."""
-    return worst_constraint(costs).clamp_min(0)
-
-
 def report(curves: dict[str, Curves], cmdp: tc.LayeredCMDP) -> str:
     """The table and what to read it against."""
     rows = []
     for name, curve in curves.items():
         reward, unsafe = curve["Metrics/EpRet"], curve["Violation/positive"]
         last = slice(-max(1, reward.shape[1] // 10), None)
-        columns = (
-            reward.mean(1),
-            unsafe.mean(1),
-            reward[:, last].mean(1),
-            unsafe[:, last].mean(1),
-            (unsafe > 1e-6).double().mean(1),
-        )
-        rows.append([name, *[with_interval(column) for column in columns]])
-    header = [
-        "policy",
-        "reward while training",
-        "violation while training",
-        "reward at the end",
-        "violation at the end",
-        "unsafe share",
-    ]
+        columns = (reward, unsafe, reward[:, last], unsafe[:, last], (unsafe > 1e-6).double())
+        rows.append([name, *[rounded(column.mean(1)) for column in columns]])
+    when = ("while training", "at the end")
+    header = ["policy", *[f"{what} {time}" for time in when for what in ("reward", "violation")], "unsafe share"]
     optima = f"{float(tc.safe_optimum(cmdp).value):.3f}; without constraints {float(tc.unconstrained_optimum(cmdp).value):.3f}"
-    runs = len(next(iter(curves.values()))["Metrics/EpRet"])
-    played = int(next(iter(curves.values())).steps[-1])
-    return (
-        f"{table(header, rows)}\n\nPer episode, mean over {runs} networks +- 95% interval; {played:,} episodes each; "
-        f"at the end: the last tenth. Best safe reward: {optima}."
-    )
+    played = f"mean over {len(reward)} networks +- 95% interval; {int(curve.steps[-1]):,} episodes each"
+    return f"{table(header, rows)}\n\nPer episode, {played}; at the end: the last tenth. Best safe reward: {optima}."

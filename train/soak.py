@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,21 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import torchcmdp as tc
-from train import check_device, check_positive, experiment_folder, parse
-from train.bench import table
+from train.program import Count, Positive, bar, begin, check_device, choose, publish, settings_of, table
 
 QUICK = (32, 100)
-# The widths that a learner takes a scale for.
-SCALES: dict[str, tuple[str, ...]] = {
-    "wc-ops": ("bonus_scale", "radius_scale"),
-    "uob-reps": ("bonus_scale", "radius_scale"),
-    "opt-cmdp": ("bonus_scale", "radius_scale"),
-    "opt-primal-dual": ("bonus_scale", "radius_scale"),
-    "pdb-ps": ("radius_scale",),
-}
 ROW_SUM_TOLERANCE = 1e-9
 
 
@@ -44,30 +33,23 @@ class Options:
       python -m train soak --runs 64 --episodes 200 --learners wc-ops opt-cmdp --seed 1
     """
 
-    runs: int = 1_000
-    """CMDPs, played as one batch."""
-    episodes: int = 2_000
-    """Episodes of every run."""
-    learners: tuple[str, ...] = tuple(tc.LEARNERS)
-    """By name."""
-    scale: float = 0.1
+    runs: Count = 1_000  # CMDPs, played as one batch.
+    episodes: Count = 2_000  # Episodes of every run.
+    learners: tuple[str, ...] = tuple(tc.LEARNERS)  # By name.
+    scale: Positive = 0.1
     """Multiplies bonuses and widths where a learner has them; at 1, the paper's, constraints hardly ever bind this early."""
-    quick: bool = False
-    """32 runs of 100 episodes."""
-    seed: int = 0
-    """Of the CMDPs and of all random numbers."""
-    widths: tuple[int, ...] = (1, 4, 4, 4, 1)
-    """States in each layer, beginning and ending with 1."""
-    actions: int = 3
-    """Actions in each state."""
-    constraints: int = 2
-    """Safety constraints; 0 for none."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    name: str = "soak"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments."""
+    quick: bool = False  # 32 runs of 100 episodes.
+    seed: int = 0  # Of the CMDPs and of all random numbers.
+    widths: tuple[int, ...] = (1, 4, 4, 4, 1)  # States in each layer, beginning and ending with 1.
+    actions: Count = 3  # Actions in each state.
+    constraints: int = 2  # Safety constraints; 0 for none.
+    device: str = "cpu"  # Where to compute: cpu, cuda, cuda:1, ...
+    name: str = "soak"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+
+
+# The ends of a solver that the table counts, beside the one that needs no counting.
+COUNTED = ("elastic", "infeasible", "max_iterations", "invalid")
 
 
 @dataclass
@@ -79,7 +61,7 @@ class Tally:
         failures: Run-episodes that failed.
         error: The exception that ended the learner's runs, if one did.
         residual: The largest; NaN for a learner without a solver.
-        elastic, infeasible: How many projections and programs; None for a learner without.
+        elastic, infeasible, max_iterations, invalid: How many projections and programs; None for a learner without.
         seconds: It took.
     """
 
@@ -89,28 +71,23 @@ class Tally:
     residual: float = float("nan")
     elastic: int | None = None
     infeasible: int | None = None
+    max_iterations: int | None = None
+    invalid: int | None = None
     seconds: float = 0.0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the soak; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train soak")
-    check_positive(runs=options.runs, episodes=options.episodes, actions=options.actions, scale=options.scale)
-    folder, device = experiment_folder(options.logdir, options.name), check_device(options.device)
+    options, folder = begin(Options, arguments, "soak")
+    device = check_device(options.device)
     for name in options.learners:
-        tc.learners.base.choice("an entry of --learners", name, list(tc.LEARNERS))
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # the tensors of an episode are too small to share among threads; the solvers have their own
+        choose(name, tc.LEARNERS, "one of --learners")
     if options.quick:
         options.runs, options.episodes = QUICK
     cmdps = tc.stack_cmdps([instance(options, j) for j in range(options.runs)]).to(device)
     print(f"{options.runs:,} CMDPs of {'-'.join(map(str, options.widths))} states, {options.episodes:,} episodes", file=sys.stderr)
     tallies = {tc.LEARNERS[name].name: soak(name, cmdps, options) for name in options.learners}
-    text = report(tallies)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "soak.md").write_text(text + "\n")
-    print(text)
-    print(f"\nWritten to {folder / 'soak.md'}")
+    publish(folder / "soak.md", report(tallies))
     return 1 if any(tally.failures for tally in tallies.values()) else 0
 
 
@@ -135,10 +112,9 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     env = tc.Simulator(cmdps, tc.Bernoulli(cmdps.rewards), tc.Bernoulli(cmdps.costs, low=-1), runs=runs, seed=options.seed)
     learner = make(name, cmdps, options)
     tracker, sums = tc.Tracker(env), {}
-    bar = tqdm(range(options.episodes), desc=learner.name, disable=not sys.stderr.isatty(), dynamic_ncols=True)
     broken = torch.zeros((), dtype=torch.int64, device=cmdps.device)
     try:
-        for _ in bar:
+        for _ in bar(range(options.episodes), learner.name):
             policy = learner.policy
             trajectory = env.rollout(policy)
             tracker.update(policy, trajectory)
@@ -157,38 +133,37 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     tally.failures += int(broken) + int(lost.sum())
     if "Solver/residual" in sums:
         tally.residual = float(sums["Solver/residual"][0].max())
-    tally.elastic, tally.infeasible = (_count(sums, tag) for tag in ("Solver/elastic", "Solver/infeasible"))
+    for name in COUNTED:
+        setattr(tally, name, _count(sums, f"Solver/{name}"))
     tally.seconds = time.perf_counter() - start
     return tally
 
 
 def make(name: str, cmdps: tc.LayeredCMDP, options: Options) -> tc.Learner:
     """The learner of that name, with bonuses and widths at a scale where it has them."""
-    settings: dict[str, Any] = {scale: options.scale for scale in SCALES.get(name, ())}
+    settings: dict[str, Any] = dict.fromkeys({"bonus_scale", "radius_scale"} & settings_of(name), options.scale)
     settings |= {"dtype": cmdps.dtype, "device": cmdps.device}
     return tc.LEARNERS[name](cmdps.layout, cmdps.constraints, options.episodes, runs=len(cmdps.transitions), **settings)
 
 
 def report(tallies: dict[str, Tally]) -> str:
     """A row a learner and a last one for all of them, and the exceptions below."""
+    every = list(tallies.values())
+    sums: dict[str, Any] = {name: sum(getattr(t, name) or 0 for t in every) for name in ("played", "failures", *COUNTED, "seconds")}
+    worst = max((t.residual for t in every if t.residual == t.residual), default=float("nan"))
     rows = []
-    for name, tally in tallies.items():
-        counts = ["-" if count is None else f"{count:,}" for count in (tally.elastic, tally.infeasible)]
+    for name, tally in {**tallies, "all": Tally(**sums, residual=worst)}.items():
+        counts = ["-" if count is None else f"{count:,}" for count in (getattr(tally, kind) for kind in COUNTED)]
         residual = "-" if tally.residual != tally.residual else f"{tally.residual:.1e}"
         rows.append([name, f"{tally.played:,}", f"{tally.failures:,}", residual, *counts, f"{tally.seconds:,.0f}"])
-    total = [sum(getattr(t, name) or 0 for t in tallies.values()) for name in ("played", "failures", "elastic", "infeasible")]
-    worst = max((t.residual for t in tallies.values() if t.residual == t.residual), default=float("nan"))
-    seconds = sum(t.seconds for t in tallies.values())
-    rows.append(["all", f"{total[0]:,}", f"{total[1]:,}", f"{worst:.1e}", f"{total[2]:,}", f"{total[3]:,}", f"{seconds:,.0f}"])
-    header = ["learner", "run-episodes", "failures", "worst residual", "elastic", "infeasible", "seconds"]
+    header = ["learner", "run-episodes", "failures", "worst residual", *(kind.replace("_", " ") for kind in COUNTED), "seconds"]
     return "\n".join([table(header, rows), *[f"{name}: {tally.error}" for name, tally in tallies.items() if tally.error]])
 
 
 def _valid(policy: Tensor, layout: tc.Layout) -> Tensor:
     """Which runs have a policy, `(runs,)`: not negative, rows that sum to one, zero in the padding; false for NaN."""
     tolerance = max(ROW_SUM_TOLERANCE, 8 * torch.finfo(policy.dtype).eps)
-    real = layout.pair_mask(policy.device)
-    fitting = (policy >= 0) & (real | (policy == 0))
+    fitting = (policy >= 0) & (layout.pair_mask(policy.device) | (policy == 0))
     sums = (policy.sum(-1) - layout.state_mask(policy.device).to(policy.dtype)).abs() <= tolerance
     return fitting.flatten(1).all(1) & sums.flatten(1).all(1)
 

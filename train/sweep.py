@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,9 +16,10 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
-from torchcmdp.tensorboard import EVENTS, HALF_WIDTH, RunFolder, RunWriter
-from train import DTYPES, check_device, check_not_negative, check_positive, experiment_folder, parse
-from train.bench import table
+from torchcmdp.events import EVENTS, HALF_WIDTH, RunWriter
+from torchcmdp.folder import RunFolder
+from train import program
+from train.program import Count, NotNegative, Positive, plus_minus
 from train.sweep_figure import front_figure
 
 HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
@@ -28,6 +27,8 @@ POINTS = 20
 MEASURES = {"Regret/cumulative": "regret", "Violation/cumulative": "violation", "Violation/positive": "positive_violation"}
 # Peak memory of WC-OPS, measured: so many float64 tensors of every transition, and as many of every pair for m + 2 things.
 COPIES = 12
+
+Grid = Sequence[dict[str, float]]
 
 
 @dataclass
@@ -45,53 +46,33 @@ class Options:
       tensorboard --logdir runs
     """
 
-    eta: tuple[float, ...] = ()
-    """Step sizes; the paper's by default. This and the following: one value or several."""
-    gamma: tuple[float, ...] = ()
-    """Implicit exploration; the paper's by default."""
-    bonus_scale: tuple[float, ...] = (1.0,)
-    """Multiplies the bonus on the costs; 1 is the paper's."""
-    radius_scale: tuple[float, ...] = (1.0,)
-    """Multiplies the widths of the transition intervals; 1 is the paper's."""
-    threshold_scale: tuple[float, ...] = (1.0,)
+    eta: tuple[Positive, ...] = ()  # Step sizes; the paper's by default. This and the following: one value or several.
+    gamma: tuple[Positive, ...] = ()  # Implicit exploration; the paper's by default.
+    bonus_scale: tuple[NotNegative, ...] = (1.0,)  # Multiplies the bonus on the costs; 1 is the paper's.
+    radius_scale: tuple[NotNegative, ...] = (1.0,)  # Multiplies the widths of the transition intervals; 1 is the paper's.
+    threshold_scale: tuple[NotNegative, ...] = (1.0,)
     """Multiplies the violation at which the cost estimate starts to forget; 1 is the paper's."""
-    cap_scale: tuple[float, ...] = (1.0,)
-    """Multiplies the violation at which it forgets no faster; 1 is the paper's."""
-    seeds: int = 20
-    """Runs of every combination; the intervals are 95% over them."""
-    episodes: int = 5_000
-    """Episodes of every run; also the horizon that the step sizes are made for."""
-    memory: float = 2.0
+    cap_scale: tuple[NotNegative, ...] = (1.0,)  # Multiplies the violation at which it forgets no faster; 1 is the paper's.
+    seeds: Count = 20  # Runs of every combination; the intervals are 95% over them.
+    episodes: Count = 5_000  # Episodes of every run; also the horizon that the step sizes are made for.
+    memory: Positive = 2.0
     """GiB that the tensors of the runs may take, estimated from the layout; more runs than fit are played in chunks."""
-    seed: int = 0
-    """Of the CMDP and of all random numbers."""
-    name: str = "sweep"
-    """Folder of this sweep inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments; point TensorBoard at it."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    dtype: Literal["float32", "float64"] = "float64"
-    """Floating-point type."""
-    fresh: bool = False
-    """Forget what the folder holds and start over."""
-    widths: tuple[int, ...] = (1, 4, 4, 4, 1)
-    """States in each layer, beginning and ending with 1."""
-    actions: int = 3
-    """Actions in each state."""
-    constraints: int = 2
-    """Safety constraints; 0 for none."""
-    delta: float = 0.01
-    """Failure probability of the confidence sets."""
+    seed: int = 0  # Of the CMDP and of all random numbers.
+    name: str = "sweep"  # Folder of this sweep inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments; point TensorBoard at it.
+    device: str = "cpu"  # Where to compute: cpu, cuda, cuda:1, ...
+    dtype: Literal["float32", "float64"] = "float64"  # Floating-point type.
+    fresh: bool = False  # Forget what the folder holds and start over.
+    widths: tuple[int, ...] = (1, 4, 4, 4, 1)  # States in each layer, beginning and ending with 1.
+    actions: Count = 3  # Actions in each state.
+    constraints: int = 2  # Safety constraints; 0 for none.
+    delta: float = 0.01  # Failure probability of the confidence sets.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play the sweep and say what came of it; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train sweep")
-    folder = _check(options)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # the tensors of an episode are too small to share among threads; the projection has its own
-    dtype, device = DTYPES[options.dtype], check_device(local_device(options.device))
+    options, folder = program.begin(Options, arguments, "sweep")
+    dtype, device = program.DTYPES[options.dtype], program.check_device(local_device(options.device))
     cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, options.seed, dtype=dtype, device=device)
     grid = make_grid(options, cmdp.layout)
     if len(grid) < 2:
@@ -106,10 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     for first in range(0, runs, chunk):
         result = play(options, cmdp, grid, first, min(chunk, runs - first), folder)
         if not result.completed:
-            command = "the same command without --fresh" if options.fresh else "the same command"
-            if leads:
-                print(f"Interrupted in the chunk of run {first}; {command} continues from there.", file=sys.stderr)
-            return 130
+            return program.interrupted(f" in the chunk of run {first}", options.fresh) if leads else 130
         results.append(result)
     if leads:
         _report(folder, options, grid, results)
@@ -148,30 +126,19 @@ def chunk_size(options: Options, runs: int, size: int) -> int:
     return -(-runs // -(-runs // fitting))
 
 
-def play(
-    options: Options, cmdp: tc.LayeredCMDP, grid: Sequence[dict[str, float]], first: int, runs: int, folder: Path
-) -> tc.RunResult:
+def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int, folder: Path) -> tc.RunResult:
     """Runs `first` to `first + runs - 1` of the sweep, divided over torchrun's processes if there are any."""
     place = folder / "chunks" / f"{first}-{first + runs - 1}"
-    result = tc.run_split(
-        lambda count, offset: build(options, cmdp, grid, first + offset, count),
-        runs,
-        options.episodes,
-        place,
-        max(1, options.episodes // POINTS),
-        progress=sys.stderr.isatty(),
-        fresh=options.fresh,
-        images=False,
-    )
+    how: dict[str, Any] = {"progress": program.on_terminal(), "fresh": options.fresh, "images": False}
+    make = lambda count, offset: build(options, cmdp, grid, first + offset, count)  # noqa: E731
+    result = tc.run_split(make, runs, options.episodes, place, max(1, options.episodes // POINTS), **how)
     if result.completed and process_rank() == 0:  # in TensorBoard the mean over different settings means nothing
         for file in place.glob(EVENTS):
             file.unlink()
     return result
 
 
-def build(
-    options: Options, cmdp: tc.LayeredCMDP, grid: Sequence[dict[str, float]], first: int, runs: int
-) -> tuple[tc.WCOPS, tc.Simulator]:
+def build(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int) -> tuple[tc.WCOPS, tc.Simulator]:
     """The learner and the simulator of some runs: run i has combination i // seeds and the random numbers of i % seeds."""
     processes = (tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
     env = tc.Simulator(cmdp, *processes, runs=runs, seed=options.seed, first_run=first, distinct_runs=options.seeds)
@@ -189,26 +156,21 @@ def pareto_front(points: Tensor) -> list[int]:
     return sorted(kept, key=lambda j: (float(points[j, 1]), float(points[j, 0])))
 
 
-def _report(folder: Path, options: Options, grid: Sequence[dict[str, float]], results: Sequence[tc.RunResult]) -> None:
+def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.RunResult]) -> None:
     """The table, the figure, the CSV file and TensorBoard's runs."""
-    episodes = results[0].episodes
     shape = (len(grid), options.seeds, -1)
-    curves = {tag: torch.cat([getattr(r, name) for r in results]).reshape(shape) for tag, name in MEASURES.items()}
+    curves = [torch.cat([getattr(r, name) for r in results]).reshape(shape) for name in MEASURES.values()]
     elastic = torch.cat([r.diagnostics["Solver/elastic"] for r in results]).reshape(shape[:2]).mean(1)
-    # (combinations x points) each
-    means, halves = zip(*(tc.mean_and_interval(curve.transpose(0, 1)) for curve in curves.values()), strict=True)
-    front = pareto_front(torch.stack([means[0][:, -1], means[1][:, -1]], dim=1))
+    bands = [tc.mean_and_interval(curve.transpose(0, 1)) for curve in curves]  # (combinations x points) each
+    front = pareto_front(torch.stack([mean[:, -1] for mean, _ in bands[:2]], dim=1))
     rows = []
     for j, point in enumerate(grid):
         row: dict[str, Any] = dict(point)
-        for name, mean, half in zip(MEASURES.values(), means, halves, strict=True):
+        for name, (mean, half) in zip(MEASURES.values(), bands, strict=True):
             row[name], row[f"{name}_ci95"] = float(mean[j, -1]), float(half[j, -1])
         rows.append({**row, "elastic_fraction": float(elastic[j]), "front": front.index(j) + 1 if j in front else ""})
-    with open(folder / "sweep.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    _write_tensorboard(folder, options, grid, episodes, means, halves)
+    program.write_table(folder / "sweep.csv", rows)
+    _write_tensorboard(folder, options, grid, results[0].episodes, bands)
     swept = _swept(grid)
     plotting.save(folder / "front.png", front_figure(rows, front, swept, options.seeds, options.episodes))
     print(_front_table(rows, front, swept))
@@ -217,7 +179,7 @@ def _report(folder: Path, options: Options, grid: Sequence[dict[str, float]], re
     print(f"TensorBoard, tab HParams: tensorboard --logdir {folder}")
 
 
-def _swept(grid: Sequence[dict[str, float]]) -> list[str]:
+def _swept(grid: Grid) -> list[str]:
     """The hyperparameters with several values."""
     return [name for name in HYPERPARAMETERS if len({point[name] for point in grid}) > 1]
 
@@ -227,21 +189,13 @@ def _front_table(rows: Sequence[dict[str, Any]], front: Sequence[int], swept: Se
     header = ["", *swept, *MEASURES.values()]
     cells = []
     for number, j in enumerate(front):
-        values = []
-        for name in MEASURES.values():
-            mean, half = rows[j][name], rows[j][f"{name}_ci95"]
-            values.append(f"{mean:,.1f}" if half != half else f"{mean:,.1f} +- {half:,.1f}")
+        values = [plus_minus(rows[j][name], rows[j][f"{name}_ci95"]) for name in MEASURES.values()]
         cells.append([str(number + 1), *[f"{rows[j][name]:g}" for name in swept], *values])
-    return table([name.replace("_", " ") for name in header], cells)
+    return program.table([name.replace("_", " ") for name in header], cells)
 
 
 def _write_tensorboard(
-    folder: Path,
-    options: Options,
-    grid: Sequence[dict[str, float]],
-    episodes: Tensor,
-    means: Sequence[Tensor],
-    halves: Sequence[Tensor],
+    folder: Path, options: Options, grid: Grid, episodes: Tensor, bands: Sequence[tuple[Tensor, Tensor]]
 ) -> None:
     """One TensorBoard run a combination: its hyperparameters, and its curves with bands over seeds."""
     for file in folder.glob(f"grid/*/{EVENTS}"):  # those of an earlier call, which would show twice
@@ -253,26 +207,16 @@ def _write_tensorboard(
         writer.describe({**constants, "learner": point}, list(MEASURES))
         for k, episode in enumerate(episodes.tolist()):
             row: dict[str, float] = {}
-            for tag, mean, half in zip(MEASURES, means, halves, strict=True):
+            for tag, (mean, half) in zip(MEASURES, bands, strict=True):
                 row[tag], row[tag + HALF_WIDTH] = float(mean[j, k]), float(half[j, k])
             writer.point(episode, row)
         writer.finish()
         writer.close()
 
 
-def _check(options: Options) -> Path:
-    """What no part of the library would refuse in the words of the command line; returns the sweep's folder."""
-    check_positive(seeds=options.seeds, episodes=options.episodes, actions=options.actions, memory=options.memory)
-    check_positive(eta=options.eta, gamma=options.gamma)
-    check_not_negative(**{name: getattr(options, name) for name in HYPERPARAMETERS})
-    return experiment_folder(options.logdir, options.name)
-
-
 def _begin(folder: Path, options: Options) -> None:
     """Refuse a folder that holds another sweep, and note what this one is."""
-    settings = {
-        name: value for name, value in asdict(options).items() if name not in ("memory", "name", "logdir", "device", "fresh")
-    }
-    settings = json.loads(json.dumps(settings))
+    how = ("memory", "name", "logdir", "device", "fresh")
+    settings = json.loads(json.dumps({name: value for name, value in asdict(options).items() if name not in how}))
     RunFolder(folder, options.fresh).checkpoint(settings)
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from torchcmdp.plotting import INK, PALETTE
+from train.figures import GREY, blank, tidy
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-GREY = "#777777"
 
 
 def front_figure(
@@ -29,8 +28,7 @@ def front_figure(
         swept: The hyperparameters with several values.
         seeds, episodes: For the words.
     """
-    figure = Figure(figsize=(7.6, 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(7.6, 4.8)
     axes = figure.add_subplot()
     colours, markers = (_codes(rows, name, codes) for name, codes in zip([*swept, None, None][:2], (PALETTE, MARKERS), strict=True))
     for j, row in enumerate(rows):
@@ -47,9 +45,7 @@ def front_figure(
         for value, code in codes.items():
             look = {"color": code, "marker": "o"} if codes is colours else {"color": GREY, "marker": code}
             handles.append(Line2D([], [], linestyle="none", markersize=6, label=f"{name.replace('_', ' ')} {value:g}", **look))
-    axes.legend(
-        handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, frameon=False, labelcolor=INK,
-    )  # fmt: skip
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, frameon=False, labelcolor=INK)
     words = f"WC-OPS after {episodes:,} episodes, mean over {seeds} seeds and 95% intervals"
     axes.set_title(words if seeds > 1 else f"WC-OPS after {episodes:,} episodes, one seed", fontsize=10, color=INK, loc="left")
     return figure
@@ -71,9 +67,8 @@ def _draw_front(axes: Axes, rows: Sequence[Mapping[str, Any]], front: Sequence[i
     x, y = [rows[j]["violation"] for j in front], [rows[j]["regret"] for j in front]
     axes.step(x, y, where="post", color=GREY, linewidth=1.2, zorder=2)
     for number, (a, b) in enumerate(zip(x, y, strict=True)):
-        axes.annotate(
-            str(number + 1), (a, b), (6, 6), textcoords="offset points", fontsize=9, color=INK, fontweight="bold", zorder=5
-        )
+        look: dict[str, Any] = {"fontsize": 9, "color": INK, "fontweight": "bold", "zorder": 5}
+        axes.annotate(str(number + 1), (a, b), (6, 6), textcoords="offset points", **look)
 
 
 def _decorate(axes: Axes) -> None:
@@ -81,11 +76,7 @@ def _decorate(axes: Axes) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(thousands)
         axis.set_major_locator(MaxNLocator(6))
-    axes.tick_params(labelsize=10, colors=INK)
     axes.set_xlabel("cumulative violation", fontsize=11, color=INK)
     axes.set_ylabel("cumulative regret", fontsize=11, color=INK)
     axes.margins(0.08)
-    axes.grid(True, color="#E5E5E5", linewidth=0.7)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    tidy(axes, labelsize=10)

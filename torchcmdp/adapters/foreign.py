@@ -12,10 +12,13 @@ from torch import Tensor
 from torchcmdp.adapters import require
 from torchcmdp.adapters.steps import LayeredIndex
 from torchcmdp.adapters.tabular import Cost, Move, budgets_of
+from torchcmdp.comparators import Comparators
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.metrics import Tracker
-from torchcmdp.simulator import _thresholds
+from torchcmdp.metrics import Curves
+from torchcmdp.processes import check_keys
+from torchcmdp.protocols import EnvironmentLike
+from torchcmdp.sampling import thresholds
 from torchcmdp.streams import ACTION, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
 
@@ -143,9 +146,9 @@ class GymnasiumSimulator:
             policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
         """
         self.layout.check_shape("policy", policy, kind="pair")
-        thresholds = _thresholds(policy.detach()).expand(self.runs, *self.layout.pair_shape).numpy(force=True)
+        steps = thresholds(policy.detach()).expand(self.runs, *self.layout.pair_shape).numpy(force=True)
         uniforms = self.streams.uniform(self.episode, 0, self.layout.layers).numpy()
-        played = [self._play(*each) for each in zip(self.envs, thresholds, uniforms, strict=True)]
+        played = [self._play(*each) for each in zip(self.envs, steps, uniforms, strict=True)]
         states, actions, rewards, costs = (np.stack(column) for column in zip(*played, strict=True))
         self.episode += 1
         visited = torch.from_numpy(states).to(self.device)
@@ -191,7 +194,7 @@ class GymnasiumSimulator:
             raise InvalidInput(f'info["costs"] must hold {self.constraints} costs, but info has {name} = {info.get(name)}.')
         return info[name]
 
-    def tracker(self) -> Tracker:
+    def tracker(self) -> RealisedTracker:
         """Measures what was realised, since nothing else is known."""
         return RealisedTracker(self)
 
@@ -201,8 +204,7 @@ class GymnasiumSimulator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        if set(state) != {"episode"}:
-            raise InvalidInput(f"A GymnasiumSimulator's state has the key episode, not {', '.join(map(str, state)) or 'none'}.")
+        check_keys(self, state, "episode")
         self.episode = int(state["episode"])
 
     def config(self) -> dict[str, Any]:
@@ -218,7 +220,7 @@ class GymnasiumSimulator:
         }
 
 
-class RealisedTracker(Tracker):
+class RealisedTracker(Curves):
     """A tracker for environments of which neither transitions nor means are known: all sums are those of the paths walked.
 
     The regret, rho and alpha are NaN. The positive violation sums the positive parts of realised costs, whose noise only ever adds.
@@ -227,13 +229,8 @@ class RealisedTracker(Tracker):
         env: What is played in.
     """
 
-    env: Any
-
-    def __init__(self, env: GymnasiumSimulator) -> None:
-        super().__init__(env)  # type: ignore[arg-type]
-
-    def _make_comparators(self, points: int) -> _Unknown:
-        return _Unknown(self.env)
+    def __init__(self, env: EnvironmentLike) -> None:
+        super().__init__(env, _Unknown(env))
 
     def update(self, policy: Tensor, trajectory: Trajectory | None = None) -> None:
         """Add an episode.
@@ -246,33 +243,20 @@ class RealisedTracker(Tracker):
             raise InvalidInput("the policies' means are unknown in this environment; pass the trajectory.")
         reward, costs = trajectory.rewards.sum(1), trajectory.costs.sum(1)
         unknown = torch.full_like(reward, torch.nan)
-        scalars = torch.stack([unknown, reward, unknown, reward], dim=1)
-        self._sums += torch.cat([scalars, costs, costs.clamp_min(0), costs], dim=1)
-        self.updates += 1
+        rewards = {"regret": unknown, "reward": reward, "comparator_reward": unknown, "realised_reward": reward}
+        self._add({**rewards, "violation": costs, "positive_violation": costs.clamp_min(0), "realised_cost": costs})
 
 
-class _Unknown:
+class _Unknown(Comparators):
     """Comparators of which nothing is known."""
 
-    changing = False
-
-    def __init__(self, env: GymnasiumSimulator) -> None:
-        self.rho = torch.full((env.runs,), torch.nan, dtype=torch.float64, device=env.device)
-        self.safe = self.best = self.rho
+    def __init__(self, env: EnvironmentLike) -> None:
+        self.changing, self._kept, self._points = False, [], {}
+        self.rho = self.safe = self.best = torch.full((env.runs,), torch.nan, dtype=torch.float64, device=env.device)
         self.feasible = torch.zeros(env.runs, dtype=torch.bool, device=env.device)
-        self._points = 0
 
-    def record(self, episodes: int) -> None:
-        self._points += 1
-
-    def reward_of(self, occupancy: Tensor) -> Tensor:
-        return self.rho[:, None].expand(-1, self._points)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor], counts: list[int]) -> None:
-        self._points = len(counts)
+    def reward_of(self, occupancy: Tensor, counts: Sequence[int], first: int = 0) -> Tensor:
+        return self.rho[:, None].expand(-1, len(counts) - first)
 
 
 def _own(env: Any, name: str) -> Any:

@@ -13,9 +13,8 @@ from torchcmdp.adapters import require
 from torchcmdp.adapters.foreign import GymnasiumSimulator, Layered, RealisedTracker
 from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, Steps, check_constraint, cost_of
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.instances import random_cmdp, two_path_cmdp
-from torchcmdp.learners.base import choice
 from torchcmdp.processes import Bernoulli, Process
 from torchcmdp.streams import RunStreams
 

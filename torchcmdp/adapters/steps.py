@@ -10,7 +10,8 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import uniform_policy
 from torchcmdp.processes import Fixed, Process
-from torchcmdp.simulator import Simulator, _at, _costs_at, _draw, _thresholds
+from torchcmdp.sampling import costs_at, draw, thresholds, values_at
+from torchcmdp.simulator import Simulator
 from torchcmdp.streams import COST, NEXT_STATE, REWARD, uniform_at
 
 OBSERVATIONS = ("index", "one-hot")
@@ -34,7 +35,7 @@ class Steps:
         rewards, costs = rewards or Fixed(cmdp.rewards), costs or Fixed(cmdp.costs)
         Simulator(cmdp, rewards, costs, runs)  # refuses what does not fit together
         self.cmdp, self.rewards, self.costs, self.runs, self.layout = cmdp, rewards, costs, runs, cmdp.layout
-        self._successors = _thresholds(cmdp.transitions).reshape(-1, cmdp.layout.width)
+        self._successors = thresholds(cmdp.transitions).reshape(-1, cmdp.layout.width)
         pairs = len(self._successors) // max(1, cmdp.batch_shape.numel())
         self.run = torch.arange(runs, device=cmdp.device)
         self._first_row = self.run * pairs if cmdp.batch_shape else torch.zeros_like(self.run)
@@ -52,10 +53,10 @@ class Steps:
             uniforms: From `uniforms`.
         """
         pair = (layer * self.layout.width + state) * self.layout.actions + action
-        next_state = _draw(self._successors.index_select(0, self._first_row + pair), uniforms[:, NEXT_STATE, None])
+        next_state = draw(self._successors.index_select(0, self._first_row + pair), uniforms[:, NEXT_STATE, None])
         visit = pair.unsqueeze(1)  # episodes of one step, as far as the processes can tell
-        reward = self.rewards.observe(_at(self.rewards.values, visit), uniforms[:, None, REWARD])
-        costs = self.costs.observe(_costs_at(self.costs.values, visit), uniforms[:, None, COST:])
+        reward = self.rewards.observe(values_at(self.rewards.values, visit), uniforms[:, None, REWARD])
+        costs = self.costs.observe(costs_at(self.costs.values, visit), uniforms[:, None, COST:])
         return next_state, reward.squeeze(1), costs.squeeze(1)
 
     def restart(self) -> None:

@@ -10,10 +10,9 @@ from torch import Tensor
 from torchcmdp.adapters import require
 from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, Steps, check_constraint, cost_of
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput
-from torchcmdp.learners.base import choice
+from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.processes import Process
-from torchcmdp.simulator import _draw, _thresholds
+from torchcmdp.sampling import draw, thresholds
 from torchcmdp.streams import ACTION, RunStreams
 
 require("torchrl", "torchrl")
@@ -154,9 +153,9 @@ class TabularPolicy(torch.nn.Module):
         super().__init__()
         env.cmdp.layout.check_shape("policy", policy, kind="pair")
         self.env = env
-        self.register_buffer("thresholds", _thresholds(policy).expand(env.steps.runs, *policy.shape[-3:]))
+        self.register_buffer("thresholds", thresholds(policy).expand(env.steps.runs, *policy.shape[-3:]))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         layer = tensordict["layer"].clamp_max(self.env.cmdp.layout.layers - 1)
         rows = self.thresholds[self.env.steps.run, layer, tensordict["state"]]
-        return tensordict.set("action", _draw(rows, self.env.uniforms(tensordict)[:, ACTION, None]))
+        return tensordict.set("action", draw(rows, self.env.uniforms(tensordict)[:, ACTION, None]))

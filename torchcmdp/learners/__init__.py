@@ -1,6 +1,7 @@
 """Learners: anything with a `policy` and an `update(trajectory)`."""
 
 from torchcmdp.learners.base import Learner
+from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.greedy import Greedy
 from torchcmdp.learners.opt_cmdp import OptCMDP
 from torchcmdp.learners.opt_primal_dual import OptPrimalDual
@@ -17,4 +18,4 @@ LEARNERS: dict[str, type[Learner]] = {
     "pdb-ps": PDBPS,
 }
 
-__all__ = ["LEARNERS", "Greedy", "Learner", "OptCMDP", "OptPrimalDual", "PDBPS", "UOBREPS", "WCOPS"]
+__all__ = ["LEARNERS", "Evidence", "Greedy", "Learner", "OptCMDP", "OptPrimalDual", "PDBPS", "UOBREPS", "WCOPS"]

@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.confidence import KernelSet, confidence_set, visited_transitions
+from torchcmdp.errors import InvalidInput, check_delta, choice, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.trajectory import Trajectory
 
-__all__ = ["Learner", "check_delta", "choice", "per_run", "whole_number"]
+PerRun = Tensor | float
+"""A hyperparameter: a float, or a tensor with one value a run."""
+
+T = TypeVar("T")
 
 
 class Learner(nn.Module, ABC):
     """A batch of independent learners on CMDPs of one layout.
 
-    A subclass sets `name`, registers its state as buffers and replaces them in `update` (never in place, so that autograd can go
-    through several episodes), and implements `policy` and `update`.
+    A subclass sets `name`, declares its settings in `hyperparameters` and `choices`, registers its state as buffers and replaces
+    them in `update` (never in place, so that autograd can go through several episodes), and implements `policy` and `update`. The
+    class's signature shows its settings, and its docstring says what each means.
 
-    Attributes:
-        name: What the learner is called in configurations and curves.
+    Args:
         layout: Layer widths and actions.
         constraints: m.
         horizon: T, the number of episodes the confidence terms are made for.
         delta: Failure probability.
         runs: How many independent learners there are.
+        dtype: Of the state.
+        device: Of the state.
+        settings: The hyperparameters and choices of the subclass; a hyperparameter may also be a function of the learner made so
+            far, and is the default where it is None.
+
+    Attributes:
+        name: What the learner is called in configurations and curves.
+        hyperparameters: By name the default, a number or a function of the learner made so far; None where it can be left out.
+        choices: By name what can be chosen, the default first.
+        confidence: Kind of the transition confidence set; a choice in most learners.
         episode: Episodes seen, an int64 scalar tensor.
+        visits: N(x,a), `(runs x L x S x A)`.
+        transition_visits: M(x,a,y), `(runs x L x S x A x S)`.
     """
 
     name: ClassVar[str]
+    hyperparameters: ClassVar[Mapping[str, float | Callable[[Any], PerRun] | None]] = {}
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {}
+    __signature__: ClassVar[inspect.Signature]
+    confidence: str = "entrywise"
     episode: Tensor
+    visits: Tensor
+    transition_visits: Tensor
     _unit: Tensor
 
     def __init__(
@@ -47,6 +71,7 @@ class Learner(nn.Module, ABC):
         *,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__()
         if not isinstance(layout, Layout):
@@ -59,16 +84,43 @@ class Learner(nn.Module, ABC):
         if not dtype.is_floating_point:
             raise InvalidInput(f"dtype is {dtype}; it must be a floating-point type.")
         self.delta = float(delta)
-        self._hyperparameters: list[str] = []
         self.register_buffer("_unit", torch.ones((), dtype=dtype, device=device), persistent=False)
         self.register_buffer("episode", torch.zeros((), dtype=torch.int64, device=device))
+        self.add_zeros("visits", *layout.pair_shape)
+        self.add_zeros("transition_visits", *layout.transition_shape)
+        for name in settings:
+            choice(f"an argument of {type(self).__name__}", name, tuple(self.__signature__.parameters))
+        for name, default in self.hyperparameters.items():
+            value = default if settings.get(name) is None else settings[name]
+            self.add_hyperparameter(name, value(self) if callable(value) else value)
+        for name, kinds in self.choices.items():
+            setattr(self, name, choice(name, settings.get(name, kinds[0]), kinds))
+        self._forget()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = _signature(cls)
+
+    @classmethod
+    def for_env(cls, env: Any, *, horizon: int, **options: Any) -> Self:
+        """A learner for an environment, which gives layout, constraints, runs, dtype and device.
+
+        Args:
+            env: What the learner will play in, such as a `Simulator`.
+            horizon: T, the number of episodes the confidence terms are made for.
+            options: The other arguments of the learner, `delta` among them.
+        """
+        size = (env.cmdp.layout, env.cmdp.constraints, horizon)
+        return cls(*size, runs=env.runs, dtype=env.dtype, device=env.device, **options)
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the state."""
         return self._unit.dtype
 
     @property
     def device(self) -> torch.device:
+        """Of the state."""
         return self._unit.device
 
     @property
@@ -79,6 +131,51 @@ class Learner(nn.Module, ABC):
     @abstractmethod
     def update(self, trajectory: Trajectory) -> None:
         """Learn from one episode of every run."""
+
+    def visited(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
+        """One at the pairs and at the transitions of an episode, zero elsewhere: `(runs x L x S x A)`, `(runs x L x S x A x S)`."""
+        self.check_trajectory(trajectory)
+        transitions = visited_transitions(trajectory, self.layout, self.dtype)
+        return transitions.sum(-1), transitions
+
+    def count_visits(self, visited: Tensor, transitions: Tensor) -> None:
+        """N, M and t with an episode counted."""
+        self.episode = self.episode + 1
+        self.visits = self.visits + visited
+        self.transition_visits = self.transition_visits + transitions
+
+    @property
+    def kernel_kind(self) -> str:
+        """The kind of the confidence set in force."""
+        return self.confidence
+
+    @property
+    def kernels(self) -> KernelSet:
+        """P_{t-1}, the transition kernels that the episodes so far leave plausible."""
+        return self._kept("kernels", self._confidence_set, self.visits, self.transition_visits)
+
+    def _confidence_set(self) -> KernelSet:
+        scale = self.hyperparameter("radius_scale") if "radius_scale" in self.hyperparameters else 1.0
+        counts = (self.visits, self.transition_visits)
+        return confidence_set(self.kernel_kind, *counts, self.layout, radius_scale=scale, **self._made_for)
+
+    @property
+    def _made_for(self) -> dict[str, Any]:
+        """What every confidence term is made for."""
+        return {"horizon": self.horizon, "delta": self.delta}
+
+    def _kept(self, name: str, make: Callable[[], T], *sources: Tensor) -> T:
+        """What `make` returns, made again only when the buffers that it follows from were replaced."""
+        held = self._derived.get(name)
+        if held is None or any(old is not new for old, new in zip(held[0], sources, strict=True)):
+            held = self._derived[name] = (sources, make())
+        value: T = held[1]
+        return value
+
+    def _forget(self) -> None:
+        """Drop all that was computed from the buffers, and what the last update left for `diagnostics`."""
+        self._derived: dict[str, tuple[tuple[Tensor, ...], Any]] = {}
+        self._last: Any = None
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Numbers about the last update by TensorBoard tag, `(runs,)` each; empty before the first."""
@@ -95,7 +192,8 @@ class Learner(nn.Module, ABC):
             "horizon": self.horizon,
             "delta": self.delta,
             "dtype": str(self.dtype).removeprefix("torch."),
-            **{name: _plain(getattr(self, name)) for name in self._hyperparameters},
+            **{name: _plain(getattr(self, name)) for name in self.hyperparameters},
+            **{name: getattr(self, name) for name in self.choices},
         }
 
     def extra_repr(self) -> str:
@@ -103,17 +201,20 @@ class Learner(nn.Module, ABC):
         shape = f"widths={self.layout.widths}, actions={self.layout.actions}, constraints={self.constraints}"
         return f"{shape}, horizon={self.horizon}, delta={self.delta:g}, runs={self.runs}"
 
-    def add_hyperparameter(self, name: str, value: Tensor | float) -> None:
-        """Register a non-negative hyperparameter: a float, or a tensor with one value a run.
+    def add_zeros(self, name: str, *shape: int) -> None:
+        """Register a part of the state that begins at zero: `(runs x *shape)`."""
+        self.register_buffer(name, torch.zeros(self.runs, *shape, dtype=self.dtype, device=self.device))
+
+    def add_hyperparameter(self, name: str, value: PerRun | None) -> None:
+        """Register a non-negative hyperparameter, or that there is none.
 
         A parameter, or a tensor that carries a gradient or a tangent, is kept as it is, so that derivatives flow to it.
         """
-        self._hyperparameters.append(name)
-        value = per_run(name, value, self.runs, dtype=self.dtype, device=self.device)
-        if isinstance(value, nn.Parameter):
-            self.register_parameter(name, value)
+        tensor = None if value is None else per_run(name, value, self.runs, dtype=self.dtype, device=self.device)
+        if isinstance(tensor, nn.Parameter):
+            self.register_parameter(name, tensor)
         else:
-            self.register_buffer(name, value)
+            self.register_buffer(name, tensor)
 
     def hyperparameter(self, name: str) -> Tensor:
         """The values of a hyperparameter in the learner's dtype: `(runs,)`."""
@@ -123,15 +224,25 @@ class Learner(nn.Module, ABC):
         return value.to(self.dtype).expand(self.runs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `nn.Module`, which writes the hyperparameters too: refused where one carries a derivative, which would be lost."""
-        for name in self._hyperparameters:
-            value: Tensor = getattr(self, name)
-            if not isinstance(value, nn.Parameter) and _connected(value):
+        """As in `nn.Module`; the learner then continues bit for bit where the state was taken.
+
+        Hyperparameters are written too: refused where one carries a derivative, which would be lost.
+        """
+        for name in self.hyperparameters:
+            value: Tensor | None = getattr(self, name)
+            if value is not None and not isinstance(value, nn.Parameter) and _connected(value):
                 raise InvalidInput(
                     f"{name} carries a gradient or a tangent, and loading a state would overwrite it; make it an nn.Parameter, or "
                     "load into a learner made with its value alone."
                 )
-        return super().load_state_dict(*args, **kwargs)
+        keys = super().load_state_dict(*args, **kwargs)
+        self._forget()
+        return keys
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._forget()
+        return self
 
     def check_trajectory(self, trajectory: Trajectory) -> None:
         """Refuse a trajectory of another layout, batch or number of constraints; its values are not looked at."""
@@ -144,20 +255,7 @@ class Learner(nn.Module, ABC):
                 raise InvalidInput(f"trajectory.{name} has shape {found}; this learner expects ({axes}) = {shape}.")
 
 
-def whole_number(name: str, value: int, *, least: int) -> int:
-    """An int of at least `least`, or one sentence."""
-    if isinstance(value, bool) or not float(value).is_integer() or value < least:
-        raise InvalidInput(f"{name} is {value}; it must be a whole number of at least {least}.")
-    return int(value)
-
-
-def check_delta(delta: float) -> None:
-    """Refuse a failure probability that is none."""
-    if not 0 < delta < 1:
-        raise InvalidInput(f"delta is {delta}; it must lie strictly between 0 and 1.")
-
-
-def per_run(name: str, value: Tensor | float, runs: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+def per_run(name: str, value: PerRun, runs: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     """A finite, non-negative value for every run: `(runs,)`.
 
     Parameters are returned as they are, of shape () or (runs,); tensors that carry a gradient or a tangent stay connected to it.
@@ -184,9 +282,27 @@ def _connected(value: Tensor) -> bool:
     return value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
 
 
-def _plain(value: Tensor) -> float | list[float]:
+def _plain(value: Tensor | None) -> float | list[float] | None:
     """A tensor as JSON: one float when all its values are equal."""
+    if value is None:
+        return None
     if value.device.type == "meta":
         return []
     values = value.detach().flatten().tolist()
     return values[0] if all(v == values[0] for v in values) else values
+
+
+def _signature(cls: type[Learner]) -> inspect.Signature:
+    """What the class is called with: the arguments of every learner, its hyperparameters and choices, and the rest of its own."""
+    initialisers = [
+        vars(kind)["__init__"] for kind in reversed(cls.__mro__) if issubclass(kind, Learner) and "__init__" in vars(kind)
+    ]
+    found = {p.name: p for init in initialisers for p in list(inspect.signature(init).parameters.values())[1:]}
+    named = [p for p in found.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    only = [p for p in found.values() if p.kind is p.KEYWORD_ONLY]
+    for name, default in cls.hyperparameters.items():
+        default = None if callable(default) else default
+        only.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation="PerRun | None"))
+    for name, kinds in cls.choices.items():
+        only.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=kinds[0], annotation="str"))
+    return inspect.Signature([*named, *only])

@@ -4,50 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from torchcmdp.confidence import empirical_kernel, visited_transitions
-from torchcmdp.layout import Layout
+from torchcmdp.confidence import empirical_kernel
 from torchcmdp.learners.base import Learner
+from torchcmdp.learners.radii import RADIUS_MODES, feedback_radii, transition_kind
 from torchcmdp.trajectory import Trajectory
 
 
 class EmpiricalLearner(Learner):
-    """A learner that counts its visits and sums up what it saw there; a subclass decides what to play.
+    """A learner that sums up what it saw at each pair; a subclass decides what to play.
 
     Attributes:
-        visits: N(x,a), `(runs x L x S x A)`.
-        transition_visits: M(x,a,y), `(runs x L x S x A x S)`.
+        radii: Around the averages, "published" or "matched"; a choice in the learners that have any.
         reward_sum: Sum of the rewards seen at each pair, `(runs x L x S x A)`.
         cost_sum: Sum of the costs seen at each pair, `(runs x m x L x S x A)`.
     """
 
-    visits: Tensor
-    transition_visits: Tensor
+    radii: str = RADIUS_MODES[0]
     reward_sum: Tensor
     cost_sum: Tensor
 
-    def __init__(self, layout: Layout, constraints: int, horizon: int, delta: float = 0.01, runs: int = 1, **like: Any) -> None:
-        super().__init__(layout, constraints, horizon, delta, runs, **like)
-        pairs = layout.pair_shape
-        zeros: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
-        self.register_buffer("visits", torch.zeros(self.runs, *pairs, **zeros))
-        self.register_buffer("transition_visits", torch.zeros(self.runs, *layout.transition_shape, **zeros))
-        self.register_buffer("reward_sum", torch.zeros(self.runs, *pairs, **zeros))
-        self.register_buffer("cost_sum", torch.zeros(self.runs, self.constraints, *pairs, **zeros))
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.add_zeros("reward_sum", *self.layout.pair_shape)
+        self.add_zeros("cost_sum", self.constraints, *self.layout.pair_shape)
 
     def count(self, trajectory: Trajectory) -> None:
         """Add one episode to the counts and sums."""
-        self.check_trajectory(trajectory)
-        transitions = visited_transitions(trajectory, self.layout, self.dtype)
-        visited = transitions.sum(-1)
-        self.episode = self.episode + 1
-        self.visits = self.visits + visited
-        self.transition_visits = self.transition_visits + transitions
+        visited, transitions = self.visited(trajectory)
+        self.count_visits(visited, transitions)
         self.reward_sum = self.reward_sum + visited * trajectory.rewards.to(self.dtype)[..., None, None]
         costs = trajectory.costs.to(self.dtype).transpose(-1, -2)[..., None, None]
         self.cost_sum = self.cost_sum + visited.unsqueeze(-4) * costs
+
+    @property
+    def kernel_kind(self) -> str:
+        """The kind of the confidence set in force: OptCMDP's own where the radii are as published."""
+        return transition_kind(self.radii, self.confidence)
+
+    def feedback_radii(self) -> tuple[Tensor, Tensor]:
+        """beta^r and beta^g in force, twice `(runs x L x S x A)`."""
+        scale = self.hyperparameter("bonus_scale")
+        return feedback_radii(self.radii, self.visits, self.layout, self.constraints, bonus_scale=scale, **self._made_for)
 
     @property
     def reward_mean(self) -> Tensor:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from torchcmdp.confidence import CONFIDENCE_KINDS, confidence_set
+from torchcmdp.confidence import CONFIDENCE_KINDS
 from torchcmdp.estimation import optimistic_cost
-from torchcmdp.layout import Layout
-from torchcmdp.learners.base import choice
 from torchcmdp.learners.empirical import EmpiricalLearner
-from torchcmdp.learners.widths import WIDTH_MODES, feedback_widths, transition_kind
+from torchcmdp.learners.radii import RADIUS_MODES
 from torchcmdp.occupancy import policy_of, uniform_policy
-from torchcmdp.optimistic import INFEASIBLE, OptimisticOptimum, optimistic_optimum
-from torchcmdp.projection import SafeSet
+from torchcmdp.optimistic import OptimisticOptimum, ProgramSolver, optimistic_optimum, program_solver
+from torchcmdp.safe_set import SafeSet
+from torchcmdp.status import Status, shares
 from torchcmdp.trajectory import Trajectory
-
-PROGRAM_OPTIONS = tuple(optimistic_optimum.__kwdefaults__ or {})
 
 
 class OptCMDP(EmpiricalLearner):
@@ -29,48 +26,24 @@ class OptCMDP(EmpiricalLearner):
     says so. Before the first episode every policy is optimal; it plays the uniform one.
 
     Args:
-        layout: Layer widths and actions.
-        constraints: m.
-        horizon: T, which the widths are made for.
-        delta: Failure probability.
-        runs: How many independent learners there are.
-        bonus_scale: Multiplies the widths of rewards and costs. This and the next: a float, or a tensor with one value a run.
-        radius_scale: Multiplies the widths of the transitions.
-        widths: "published", or "matched" to WC-OPS: the same bonus on the costs, half of it on the rewards, the same kernels.
-        confidence: With matched widths, the kind of transition confidence set; the tightest box around it where it is no box.
-        program_options: Further keyword arguments of `optimistic_optimum`.
+        layout, constraints, horizon, delta, runs, dtype, device: As for every `Learner`.
+        bonus_scale: Multiplies the radii of rewards and costs. This and the next: a float, or a tensor with one value a run.
+        radius_scale: Multiplies the radii of the transitions.
+        radii: "published", or "matched" to WC-OPS: the same bonus on the costs, half of it on the rewards, the same kernels.
+        confidence: With matched radii, the kind of transition confidence set; the tightest box around it where it is no box.
+        solver: Of the program: a solver with settings, such as `ColumnGeneration(max_iterations=100)`.
     """
 
     name = "OptCMDP"
+    hyperparameters = {"bonus_scale": 1.0, "radius_scale": 1.0}
+    choices = {"radii": RADIUS_MODES, "confidence": CONFIDENCE_KINDS}
     plan: Tensor
 
-    def __init__(
-        self,
-        layout: Layout,
-        constraints: int,
-        horizon: int,
-        delta: float = 0.01,
-        runs: int = 1,
-        *,
-        bonus_scale: Tensor | float = 1.0,
-        radius_scale: Tensor | float = 1.0,
-        widths: str = "published",
-        confidence: str = "entrywise",
-        program_options: Mapping[str, Any] | None = None,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(layout, constraints, horizon, delta, runs, dtype=dtype, device=device)
-        self.add_hyperparameter("bonus_scale", bonus_scale)
-        self.add_hyperparameter("radius_scale", radius_scale)
-        self.widths = choice("widths", widths, WIDTH_MODES)
-        self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
-        self.program_options = dict(program_options or {})
-        for option in self.program_options:
-            choice("an entry of program_options", option, PROGRAM_OPTIONS)
-        uniform = uniform_policy(layout, dtype=self.dtype, device=self.device)
+    def __init__(self, *args: Any, solver: str | ProgramSolver = "column_generation", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.solver = program_solver(solver)
+        uniform = uniform_policy(self.layout, dtype=self.dtype, device=self.device)
         self.register_buffer("plan", uniform.expand(self.runs, -1, -1, -1).contiguous())
-        self._last: OptimisticOptimum | None = None
 
     @property
     def policy(self) -> Tensor:
@@ -80,43 +53,31 @@ class OptCMDP(EmpiricalLearner):
     def update(self, trajectory: Trajectory) -> None:
         """Count the episode and plan the next one."""
         self.count(trajectory)
-        self._last = optimistic_optimum(*self.program(), **self.program_options)
-        self.plan = policy_of(self._last.occupancy, self.layout)
+        optimum = optimistic_optimum(*self.program(), solver=self.solver)
+        self.plan = policy_of(optimum.occupancy, self.layout)
+        self._last = optimum
 
     def program(self) -> tuple[Tensor, SafeSet]:
         """What the next plan maximises, `(runs x L x S x A)`, and over what: the optimistic rewards, costs and kernels."""
-        like: dict[str, Any] = {"horizon": self.horizon, "delta": self.delta}
-        scale = self.hyperparameter("bonus_scale")
-        reward_width, cost_width = feedback_widths(
-            self.widths, self.visits, self.layout, self.constraints, bonus_scale=scale, **like
-        )
-        costs = optimistic_cost(self.cost_mean, cost_width, self.visits, self.layout)
+        reward_radius, cost_radius = self.feedback_radii()
+        costs = optimistic_cost(self.cost_mean, cost_radius, self.visits, self.layout)
         highest = self.layout.pair_mask(self.device).to(self.dtype)
-        rewards = torch.where(self.visits > 0, (self.reward_mean + reward_width).clamp_max(1), highest)
-        kernels = confidence_set(
-            transition_kind(self.widths, self.confidence),
-            self.visits,
-            self.transition_visits,
-            self.layout,
-            radius_scale=self.hyperparameter("radius_scale"),
-            **like,
-        )
-        return rewards, SafeSet(self.layout, kernels.lower, kernels.upper, costs)
+        rewards = torch.where(self.visits > 0, (self.reward_mean + reward_radius).clamp_max(1), highest)
+        return rewards, SafeSet(self.layout, self.kernels.lower, self.kernels.upper, costs)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Of the last plan: policies tried, what its certificate leaves open, infeasibility, its value and largest multiplier."""
+        """Of the last plan: policies tried, what its certificate leaves open, its status, value and largest multiplier."""
         if self._last is None:
             return {}
-        last, none = self._last, self._last.value.new_zeros(self.runs)
+        last: OptimisticOptimum = self._last
         return {
             "Solver/iterations": last.iterations.to(self.dtype),
             "Solver/residual": last.residual,
-            "Solver/infeasible": (last.status == INFEASIBLE).to(self.dtype),
+            **shares(last.status, Status.INFEASIBLE, Status.MAX_ITERATIONS, Status.INVALID, dtype=self.dtype),
             "Learner/planned_value": last.value,
-            "Learner/max_multiplier": last.multipliers.amax(-1) if self.constraints else none,
+            "Learner/max_multiplier": pad(last.multipliers, (1, 0)).amax(-1),
         }
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        kinds = {"widths_mode": self.widths, "confidence": self.confidence, "program_options": self.program_options}
-        return {**super().config(), **kinds}
+        return {**super().config(), "solver": self.solver.config()}

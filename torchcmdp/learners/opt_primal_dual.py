@@ -10,17 +10,29 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, transition_radius
-from torchcmdp.layout import Layout
-from torchcmdp.learners.base import choice
+from torchcmdp.learners.base import Learner, PerRun
 from torchcmdp.learners.empirical import EmpiricalLearner
-from torchcmdp.learners.widths import WIDTH_MODES, feedback_widths, transition_kind
+from torchcmdp.learners.radii import RADIUS_MODES
 from torchcmdp.trajectory import Trajectory
 
 # Where the Slater gap is smaller than this share of L, or unknown, the step sizes are made for this one.
 SMALLEST_GAP = 0.05
 
-# An L1 ball has a radius and no width for each successor, which the bonus needs.
-WIDTH_KINDS = tuple(kind for kind in CONFIDENCE_KINDS if kind != "l1")
+
+def _rho(learner: Learner) -> Tensor:
+    """rho = L / gap, `(runs,)`."""
+    return learner.layout.layers / learner.hyperparameter("slater_gap")
+
+
+def _primal_step(learner: Learner) -> Tensor:
+    """t_K = sqrt(2 ln|A| / (L^2 (1 + m rho)^2 T)), `(runs,)`."""
+    root = math.sqrt(2 * math.log(learner.layout.actions) / learner.horizon)
+    return root / (learner.layout.layers * (1 + learner.constraints * _rho(learner)))
+
+
+def _dual_step(learner: Learner) -> Tensor:
+    """1 / t_lambda = rho / sqrt(L^2 m T), `(runs,)`."""
+    return _rho(learner) / (learner.layout.layers * math.sqrt(max(learner.constraints, 1) * learner.horizon))
 
 
 class OptPrimalDual(EmpiricalLearner):
@@ -37,11 +49,7 @@ class OptPrimalDual(EmpiricalLearner):
     Published for costs in [0, 1] that are minimised; the two-sided clip is what costs in [-1, 1] make of it.
 
     Args:
-        layout: Layer widths and actions.
-        constraints: m.
-        horizon: T, which the widths and the default step sizes are made for.
-        delta: Failure probability.
-        runs: How many independent learners there are.
+        layout, constraints, horizon, delta, runs, dtype, device: As for every `Learner`.
         slater_gap: How safe the safest policy is, `slater_gap(cmdp)` of the true model: an oracle quantity, which the published
             step sizes need. At least 0.05 L is used, and 0.05 L where it is None: then the step sizes are a guess. This and the
             following: a float, or a tensor with one value a run.
@@ -50,54 +58,36 @@ class OptPrimalDual(EmpiricalLearner):
         primal_step: Step of the policy, sqrt(2 ln|A| / T) / (L (1 + m L / gap)) by default.
         dual_step: Step of the multipliers, 1 / (gap sqrt(m T)) by default.
         multiplier_cap: Largest multiplier; None for no limit, as published.
-        widths: "published", or "matched" for the bonuses and transition widths of WC-OPS.
-        confidence: Kind of the matched transition widths: any but "l1".
+        radii: "published", or "matched" for the bonuses and transition radii of WC-OPS.
+        confidence: Kind of the matched transition radii: any but "l1".
     """
 
     name = "OptPrimalDual"
+    hyperparameters = {
+        "slater_gap": 0.0,
+        "primal_step": _primal_step,
+        "dual_step": _dual_step,
+        "bonus_scale": 1.0,
+        "radius_scale": 1.0,
+        "multiplier_cap": None,
+    }
+    # an L1 ball has one radius for all successors, and the bonus needs one for each
+    choices = {"radii": RADIUS_MODES, "confidence": tuple(kind for kind in CONFIDENCE_KINDS if kind != "l1")}
+    multiplier_cap: Tensor | None
     logits: Tensor
     multipliers: Tensor
 
-    def __init__(
-        self,
-        layout: Layout,
-        constraints: int,
-        horizon: int,
-        delta: float = 0.01,
-        runs: int = 1,
-        *,
-        slater_gap: Tensor | float | None = None,
-        bonus_scale: Tensor | float = 1.0,
-        radius_scale: Tensor | float = 1.0,
-        primal_step: Tensor | float | None = None,
-        dual_step: Tensor | float | None = None,
-        multiplier_cap: Tensor | float | None = None,
-        widths: str = "published",
-        confidence: str = "entrywise",
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(layout, constraints, horizon, delta, runs, dtype=dtype, device=device)
-        gap = torch.as_tensor(0.0 if slater_gap is None else slater_gap, dtype=self.dtype, device=self.device)
-        self.add_hyperparameter("slater_gap", gap.clamp(SMALLEST_GAP * layout.layers, layout.layers))
-        primal, dual = default_steps(self.hyperparameter("slater_gap"), layout, self.constraints, self.horizon)
-        self.add_hyperparameter("primal_step", primal if primal_step is None else primal_step)
-        self.add_hyperparameter("dual_step", dual if dual_step is None else dual_step)
-        self.add_hyperparameter("bonus_scale", bonus_scale)
-        self.add_hyperparameter("radius_scale", radius_scale)
-        self.capped = multiplier_cap is not None
-        if multiplier_cap is not None:
-            self.add_hyperparameter("multiplier_cap", multiplier_cap)
-        self.widths = choice("widths", widths, WIDTH_MODES)
-        self.confidence = choice("confidence", confidence, WIDTH_KINDS)
-        self.register_buffer("logits", torch.zeros(self.runs, *layout.pair_shape, dtype=self.dtype, device=self.device))
-        self.register_buffer("multipliers", torch.zeros(self.runs, self.constraints, dtype=self.dtype, device=self.device))
-        self._start_values: Tensor | None = None
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.add_zeros("logits", *self.layout.pair_shape)
+        self.add_zeros("multipliers", self.constraints)
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `nn.Module`; the learner then continues bit for bit where the state was taken."""
-        self._start_values = None
-        return super().load_state_dict(*args, **kwargs)
+    def add_hyperparameter(self, name: str, value: PerRun | None) -> None:
+        """As for every `Learner`, with the Slater gap in its limits, which no gap given is out of."""
+        if name == "slater_gap":
+            gap, layers = torch.as_tensor(value, dtype=self.dtype, device=self.device), self.layout.layers
+            value = gap.clamp(SMALLEST_GAP * layers, layers)
+        super().add_hyperparameter(name, value)
 
     @property
     def policy(self) -> Tensor:
@@ -106,17 +96,14 @@ class OptPrimalDual(EmpiricalLearner):
 
     def optimistic_feedback(self) -> Tensor:
         """Rewards with their bonuses added, then costs with theirs taken off: `(runs x (1 + m) x L x S x A)`."""
-        like: dict[str, Any] = {"horizon": self.horizon, "delta": self.delta}
-        reward_width, cost_width = feedback_widths(
-            self.widths, self.visits, self.layout, self.constraints, bonus_scale=self.hyperparameter("bonus_scale"), **like
-        )
-        kind, scale = transition_kind(self.widths, self.confidence), self.hyperparameter("radius_scale")
-        width = transition_radius(kind, self.visits, self.transition_visits, self.layout, radius_scale=scale, **like)
-        # a lone successor is certain, whatever the width says
+        reward_radius, cost_radius = self.feedback_radii()
+        counts, scale = (self.visits, self.transition_visits), self.hyperparameter("radius_scale")
+        radius = transition_radius(self.kernel_kind, *counts, self.layout, radius_scale=scale, **self._made_for)
+        # a lone successor is certain, whatever the radius says
         uncertain = self.layout.next_widths(self.device) > 1
-        model_bonus = self.layout.layers * width.clamp_max(1).sum(-1) * uncertain
-        rewards = self.reward_mean + reward_width + model_bonus
-        costs = self.cost_mean - (cost_width + model_bonus).unsqueeze(-4)
+        model_bonus = self.layout.layers * radius.clamp_max(1).sum(-1) * uncertain
+        rewards = self.reward_mean + reward_radius + model_bonus
+        costs = self.cost_mean - (cost_radius + model_bonus).unsqueeze(-4)
         return torch.cat([rewards.unsqueeze(-4), costs], dim=-4)
 
     def evaluate(self) -> tuple[Tensor, Tensor]:
@@ -146,35 +133,19 @@ class OptPrimalDual(EmpiricalLearner):
         logits = (self.logits + step * (prices * action_values).sum(-4)).log_softmax(-1)
         self.logits = logits * self.layout.pair_mask(self.device)
         multipliers = (self.multipliers + self.hyperparameter("dual_step").unsqueeze(-1) * start_values[:, 1:]).clamp_min(0)
-        if self.capped:
+        if self.multiplier_cap is not None:
             multipliers = torch.minimum(multipliers, self.hyperparameter("multiplier_cap").unsqueeze(-1))
         self.multipliers = multipliers
         self.count(trajectory)
-        self._start_values = start_values
+        self._last = start_values
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Of the last update: the largest multiplier after it, and the optimistic reward and violation of the policy played."""
-        if self._start_values is None:
+        if self._last is None:
             return {}
-        values = self._start_values.detach()
+        values: Tensor = self._last.detach()
         return {
             "Learner/max_multiplier": pad(self.multipliers.detach(), (1, 0)).amax(-1),
             "Learner/optimistic_reward": values[:, 0],
             "Learner/optimistic_violation": pad(values[:, 1:], (1, 0)).amax(-1),
         }
-
-    def config(self) -> dict[str, Any]:
-        """Everything that the learner was made with, ready for JSON."""
-        cap = {} if self.capped else {"multiplier_cap": None}
-        return {**super().config(), **cap, "widths_mode": self.widths, "confidence": self.confidence}
-
-
-def default_steps(gap: Tensor, layout: Layout, constraints: int, horizon: int) -> tuple[Tensor, Tensor]:
-    """t_K = sqrt(2 ln|A| / (L^2 (1 + m rho)^2 T)) and 1 / t_lambda = rho / sqrt(L^2 m T), with rho = L / gap: `(runs,)` each.
-
-    Args:
-        gap: The Slater gap, `(runs,)`.
-    """
-    rho = layout.layers / gap
-    primal = math.sqrt(2 * math.log(layout.actions) / horizon) / (layout.layers * (1 + constraints * rho))
-    return primal, rho / (layout.layers * math.sqrt(max(constraints, 1) * horizon))

@@ -9,18 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcmdp.confidence import (
-    CONFIDENCE_KINDS,
-    KernelSet,
-    confidence_set,
-    lower_occupancy,
-    upper_occupancy,
-    visited_transitions,
-)
+from torchcmdp.confidence import CONFIDENCE_KINDS, KernelSet, lower_occupancy, upper_occupancy
 from torchcmdp.errors import InvalidInput
-from torchcmdp.layout import Layout
-from torchcmdp.learners.base import Learner, choice
+from torchcmdp.learners.base import Learner
 from torchcmdp.trajectory import Trajectory
+
+
+def _step(learner: Learner) -> float:
+    L, pairs = learner.layout.layers, learner.layout.total_states * learner.layout.actions
+    return min(1 / (24 * L**3), 1 / math.sqrt(pairs * L * learner.horizon))
 
 
 class PDBPS(Learner):
@@ -41,109 +38,58 @@ class PDBPS(Learner):
     A curve of this learner should say "reconstruction". With its default step it learns very slowly over a thousand episodes.
 
     Args:
-        layout: Layer widths and actions.
-        constraints: m.
-        horizon: T, which the confidence terms and the default step sizes are made for.
-        delta: Failure probability.
-        runs: How many independent learners there are.
+        layout, constraints, horizon, delta, runs, dtype, device: As for every `Learner`.
         eta: Step of the policy before it is divided by the loss range, min(1 / (24 L^3), 1 / sqrt(|X| |A| L T)) by default. This
             and the following: a float, or a tensor with one value a run.
         gamma: Implicit exploration, 2 L eta by default.
         share: Weight of the uniform policy in every step, at most one; 1 / T by default.
         dual_step: Step of the multipliers, 1 / (L sqrt(m T)) by default.
-        radius_scale: Multiplies the transition widths.
+        radius_scale: Multiplies the transition radii.
         confidence: Kind of the transition set: "luo" as published, or any other; WC-OPS's for a comparison of equals.
     """
 
     name = "PDB-PS"
+    hyperparameters = {
+        "eta": _step,
+        "gamma": lambda made: 2 * made.layout.layers * made.hyperparameter("eta"),
+        "share": lambda made: 1 / made.horizon,
+        "dual_step": lambda made: 1 / (made.layout.layers * math.sqrt(max(made.constraints, 1) * made.horizon)),
+        "radius_scale": 1.0,
+    }
+    choices = {"confidence": ("luo", *(kind for kind in CONFIDENCE_KINDS if kind != "luo"))}
     logits: Tensor
     multipliers: Tensor
     loss_range: Tensor
-    visits: Tensor
-    transition_visits: Tensor
 
-    def __init__(
-        self,
-        layout: Layout,
-        constraints: int,
-        horizon: int,
-        delta: float = 0.01,
-        runs: int = 1,
-        *,
-        eta: Tensor | float | None = None,
-        gamma: Tensor | float | None = None,
-        share: Tensor | float | None = None,
-        dual_step: Tensor | float | None = None,
-        radius_scale: Tensor | float = 1.0,
-        confidence: str = "luo",
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(layout, constraints, horizon, delta, runs, dtype=dtype, device=device)
-        L, T = layout.layers, self.horizon
-        step = min(1 / (24 * L**3), 1 / math.sqrt(layout.total_states * layout.actions * L * T))
-        self.add_hyperparameter("eta", step if eta is None else eta)
-        self.add_hyperparameter("gamma", 2 * L * self.hyperparameter("eta") if gamma is None else gamma)
-        self.add_hyperparameter("share", 1 / T if share is None else share)
-        self.add_hyperparameter("dual_step", 1 / (L * math.sqrt(max(self.constraints, 1) * T)) if dual_step is None else dual_step)
-        self.add_hyperparameter("radius_scale", radius_scale)
-        self.confidence = choice("confidence", confidence, CONFIDENCE_KINDS)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         weight = self.hyperparameter("share")
         if weight.device.type != "meta" and not (weight <= 1).all():
             raise InvalidInput(f"share contains {float(weight.max()):g}; a weight must not exceed one.")
-        self._register_state()
-
-    def _register_state(self) -> None:
-        """The state before the first episode: the uniform policy, no prices, no visits, and no loss seen."""
-        like: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
-        self.register_buffer("logits", torch.zeros(self.runs, *self.layout.pair_shape, **like))
-        self.register_buffer("multipliers", torch.zeros(self.runs, self.constraints, **like))
-        self.register_buffer("loss_range", torch.zeros(self.runs, **like))
-        self.register_buffer("visits", torch.zeros(self.runs, *self.layout.pair_shape, **like))
-        self.register_buffer("transition_visits", torch.zeros(self.runs, *self.layout.transition_shape, **like))
-        self._last_bonus: Tensor | None = None
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `nn.Module`; the learner then continues bit for bit where the state was taken."""
-        self._last_bonus = None
-        return super().load_state_dict(*args, **kwargs)
+        self.add_zeros("logits", *self.layout.pair_shape)
+        self.add_zeros("multipliers", self.constraints)
+        self.add_zeros("loss_range")
 
     @property
     def policy(self) -> Tensor:
         """pi_t, `(runs x L x S x A)`."""
         return self.logits.softmax(-1) * self.layout.pair_mask(self.device)
 
-    @property
-    def kernels(self) -> KernelSet:
-        """P_{t-1}, the transition kernels that the episodes so far leave plausible."""
-        return confidence_set(
-            self.confidence,
-            self.visits,
-            self.transition_visits,
-            self.layout,
-            horizon=self.horizon,
-            delta=self.delta,
-            radius_scale=self.hyperparameter("radius_scale"),
-        )
-
     def update(self, trajectory: Trajectory) -> None:
         """One episode after the roll-out: estimate Q and its bonus with P_{t-1}, move policy and multipliers, count."""
-        self.check_trajectory(trajectory)
-        transitions = visited_transitions(trajectory, self.layout, self.dtype)
+        visited, transitions = self.visited(trajectory)
         self.loss_range = torch.maximum(self.loss_range, 2 * (1 + self.multipliers.sum(-1)))
         policy, kernels = self.policy, self.kernels
         upper = upper_occupancy(kernels, policy, self.layout)
         reached = (upper + self._each("gamma")).clamp_min(torch.finfo(self.dtype).tiny)  # no 0/0 where gamma is zero
         to_go = self.lagrangian_loss(trajectory).flip(-1).cumsum(-1).flip(-1)
-        action_loss = to_go[..., None, None] * transitions.sum(-1) / reached
+        action_loss = to_go[..., None, None] * visited / reached
         bonus = self._bonus(policy, upper, lower_occupancy(kernels, policy, self.layout), reached)
         dilated = dilated_bonus(bonus, policy, kernels)
         self._step(action_loss - dilated)
         self._move_multipliers(trajectory)
-        self.episode = self.episode + 1
-        self.visits = self.visits + transitions.sum(-1)
-        self.transition_visits = self.transition_visits + transitions
-        self._last_bonus = dilated
+        self.count_visits(visited, transitions)
+        self._last = dilated
 
     def _each(self, name: str) -> Tensor:
         """A hyperparameter ready to broadcast over pairs: `(runs x 1 x 1 x 1)`."""
@@ -174,17 +120,13 @@ class PDBPS(Learner):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Of the last update: the largest multiplier after it, the range of the loss, and the largest dilated bonus."""
-        if self._last_bonus is None:
+        if self._last is None:
             return {}
         return {
             "Learner/max_multiplier": pad(self.multipliers.detach(), (1, 0)).amax(-1),
             "Learner/loss_range": self.loss_range.detach(),
-            "Learner/max_bonus": self._last_bonus.detach().flatten(1).amax(-1),
+            "Learner/max_bonus": self._last.detach().flatten(1).amax(-1),
         }
-
-    def config(self) -> dict[str, Any]:
-        """Everything that the learner was made with, ready for JSON."""
-        return {**super().config(), "confidence": self.confidence}
 
 
 def dilated_bonus(bonus: Tensor, policy: Tensor, kernels: KernelSet) -> Tensor:

@@ -12,18 +12,9 @@ import math
 import numpy as np
 from numba import njit
 
-from torchcmdp.optimistic.problem import (
-    FEASIBILITY,
-    IMPROVEMENT,
-    INFEASIBLE,
-    INVALID,
-    MAX_ITERATIONS,
-    RELAXATION,
-    ROUNDING,
-    SMALLEST_PIVOT,
-    SOLVED,
-)
+from torchcmdp.optimistic.problem import FEASIBILITY, IMPROVEMENT, RELAXATION, ROUNDING, SMALLEST_PIVOT
 from torchcmdp.projection.compiled.pairs import OPTIONS
+from torchcmdp.status import INFEASIBLE, INVALID, MAX_ITERATIONS, SOLVED
 
 # What a column of the basis is, if it is not the slack of constraint i >= 0.
 OCCUPANCY, COMMON = -1, -2

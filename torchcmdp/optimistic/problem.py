@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-SOLVED, INFEASIBLE, MAX_ITERATIONS, INVALID = 0, 1, 2, 3
+from torchcmdp.layout import Layout
+from torchcmdp.safe_set import faults
+from torchcmdp.solver import Solver
 
 # Where no occupancy is safe, the constraints are relaxed to their least violation and this much more.
 RELAXATION = 1e-7
@@ -28,8 +30,8 @@ class OptimisticOptimum:
             suits it best.
         multipliers: Of the safety constraints, `(... x m)`.
         excess: The least s with <costs_i, q> <= s for some q of the set and all i, and zero where a safe q exists, `(...)`.
-        status: `(...)` int8: 0 solved, 1 infeasible (no q is safe: the value is the best at excess + 1e-7), 2 max_iterations,
-            3 invalid (NaN or an impossible interval; only seen in fixed-iteration mode, otherwise an error).
+        status: A `Status`, `(...)` int8: where it is infeasible, no q is safe and the value is the best at excess + 1e-7; invalid
+            only with fixed iterations, where bad numbers cannot be refused.
         residual: What the certificate leaves open, `(...)`: the value is within this of the best.
         iterations: Policies that were tried, `(...)` int64.
     """
@@ -41,3 +43,13 @@ class OptimisticOptimum:
     status: Tensor
     residual: Tensor
     iterations: Tensor
+
+
+class ProgramSolver(Solver[OptimisticOptimum]):
+    """Maximises <objective, q>, `(... x L x S x A)`, over a safe set; anybody's may be given to `optimistic_optimum`."""
+
+
+def program_faults(rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> list[tuple[str, Tensor, str]]:
+    """Where a flat program cannot be solved, as in `safe_set.faults`."""
+    wrong = ~rewards.isfinite() & layout.pair_mask(rewards.device)
+    return [("rewards", wrong, "finite numbers"), *faults(layout, lower, upper, costs)]

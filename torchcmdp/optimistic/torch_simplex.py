@@ -8,16 +8,8 @@ import torch
 from torch import Tensor
 
 from torchcmdp.layout import Layout
-from torchcmdp.optimistic.problem import (
-    FEASIBILITY,
-    IMPROVEMENT,
-    INFEASIBLE,
-    INVALID,
-    MAX_ITERATIONS,
-    RELAXATION,
-    ROUNDING,
-    SMALLEST_PIVOT,
-)
+from torchcmdp.optimistic.problem import FEASIBILITY, IMPROVEMENT, RELAXATION, ROUNDING, SMALLEST_PIVOT, program_faults
+from torchcmdp.status import INFEASIBLE, INVALID, MAX_ITERATIONS
 
 HAIR = 1e-12  # how far below zero the ratio test lets a variable go in favour of a larger pivot
 
@@ -59,7 +51,8 @@ def solve(
     fixed_iterations: int | None = None,
 ) -> list[Tensor]:
     """The fields of an `OptimisticOptimum` with one batch axis."""
-    invalid = _invalid(rewards, lower, upper, costs, layout)
+    wrong = [where for _, where, _ in program_faults(rewards, lower, upper, costs, layout)]
+    invalid = torch.stack(wrong).any(0).flatten(1).any(-1)
     state = _start(rewards, lower, upper, costs, invalid)
     # the last evaluation only reads off the answer
     for _ in range(max_iterations if fixed_iterations is None else fixed_iterations):
@@ -106,14 +99,6 @@ def best_occupancy(pair_reward: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
         occupancy.append(reach[:, :, None, None] * kernel)
         reach = occupancy[-1].sum(dim=(1, 2))
     return torch.stack(occupancy, dim=1)
-
-
-def _invalid(rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> Tensor:
-    """NaN, something infinite, or intervals that hold no distribution: `(batch,)` bool."""
-    real, pairs = layout.transition_mask(rewards.device), layout.pair_mask(rewards.device)
-    wrong = ~rewards.isfinite() | (~costs.isfinite()).any(1) | ((~(lower >= 0) | ~(upper >= lower)) & real).any(-1)
-    wrong = wrong | (lower.sum(-1) > 1 + 1e-9) | (upper.sum(-1) < 1 - 1e-9)
-    return (wrong & pairs).flatten(1).any(-1)
 
 
 def _start(rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, invalid: Tensor) -> _Simplex:

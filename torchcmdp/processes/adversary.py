@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.errors import InvalidInput, choice, not_negative
 from torchcmdp.planning import safest_policy
 from torchcmdp.processes.base import Process, check_keys, check_mean, fingerprint
 
@@ -123,8 +123,7 @@ def _reachable(taken: Tensor, possible: Tensor) -> Tensor:
 def _check_arguments(sign: int, step: float, schedule: str, horizon: int | None, low: float) -> None:
     if sign not in (-1, 1):
         raise InvalidInput(f"sign is {sign}; it must be -1, against the policy that is played, or +1, along with it.")
-    if not 0 <= step < float("inf"):
-        raise InvalidInput(f"step is {step}; it must be a finite number that is not negative.")
+    not_negative("step", step)
     choice("schedule", schedule, SCHEDULES)
     if (schedule == "sqrt_T") != (horizon is not None) or (horizon is not None and horizon < 1):
         raise InvalidInput(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput
+from torchcmdp.protocols import Axes, first_axes
 
 
 class Process:
@@ -54,6 +55,16 @@ class Process:
         """What changes over the episodes: tensors and plain numbers."""
         return {}
 
+    def state_axes(self, mean_axes: int) -> Axes:
+        """Of each entry of `state_dict` the axis of the runs, None where all runs share it.
+
+        By default a tensor has the runs in front, unless it has the axes of one mean for all.
+
+        Args:
+            mean_axes: How many these are: 3 for rewards and 4 for costs.
+        """
+        return first_axes(self.state_dict(), mean_axes)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         if state:
@@ -64,15 +75,45 @@ class Process:
         return {"name": type(self).__name__}
 
 
-def bernoulli_feedback(values: Tensor, uniforms: Tensor, low: float) -> Tensor:
-    """1 with probability (value - low) / (1 - low) and `low` otherwise."""
-    success = uniforms * (1 - low) < values - low
-    return success.to(values.dtype) * (1 - low) + low
+class Counted(Process):
+    """A process that needs to know nothing but how many episodes have been played.
+
+    Attributes:
+        episode: How many.
+    """
+
+    episode: int = 0
+
+    def advance(self, policy: Tensor) -> None:
+        self.episode += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"episode": self.episode}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(self, state, "episode")
+        self.episode = int(state["episode"])
 
 
-def bernoulli_largest(values: Tensor, low: float) -> Tensor:
-    """1 wherever it has a chance, and `low` elsewhere."""
-    return torch.where(values > low, torch.ones_like(values), values)
+class Noisy(Process):
+    """A process whose feedback is 1 with probability (mean - low) / (1 - low) and `low` otherwise; without noise, the mean.
+
+    Attributes:
+        noise: "bernoulli" or None.
+        low: 0 for rewards, -1 for costs.
+    """
+
+    noise: str | None = "bernoulli"
+    low: float = 0.0
+
+    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
+        if self.noise is None:
+            return values
+        success = uniforms * (1 - self.low) < values - self.low
+        return success.to(values.dtype) * (1 - self.low) + self.low
+
+    def largest(self, values: Tensor) -> Tensor:
+        return values if self.noise is None else torch.where(values > self.low, torch.ones_like(values), values)
 
 
 def fingerprint(tensor: Tensor) -> str:
@@ -105,11 +146,11 @@ def check_low(low: float) -> float:
     return float(low)
 
 
-def check_keys(process: Process, state: Mapping[str, Any], *keys: str) -> None:
-    """Refuse the state of another kind of process."""
+def check_keys(owner: object, state: Mapping[str, Any], *keys: str) -> None:
+    """Refuse the state of something else."""
     if set(state) != set(keys):
         found = ", ".join(sorted(map(str, state))) or "nothing"
-        raise InvalidInput(f"The state of {type(process).__name__} has {', '.join(keys)}, but was given {found}.")
+        raise InvalidInput(f"The state of {type(owner).__name__} has {', '.join(keys)}, but was given {found}.")
 
 
 def _describe(value: object) -> str:

@@ -11,26 +11,27 @@ from torch import Tensor
 
 from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.processes.base import (
+    Counted,
+    Noisy,
     Process,
-    bernoulli_feedback,
-    bernoulli_largest,
     check_keys,
     check_low,
     check_mean,
     fingerprint,
 )
+from torchcmdp.protocols import Axes, ProcessLike
 
 NOISES = ("bernoulli",)
 
 
-class _Blocks(Process):
+class _Blocks(Noisy, Counted):
     """Means of which one is in force at a time, with or without Bernoulli noise; a subclass says which."""
 
     def __init__(self, blocks: Sequence[Tensor], noise: str | None, low: float) -> None:
         if noise is not None:
             choice("noise", noise, NOISES)
         name = type(self).__name__
-        self.noise, self.low, self.episode = noise, check_low(low), 0
+        self.noise, self.low = noise, check_low(low)
         self._blocks = [check_mean(name, block, self.low if noise else -1.0) for block in blocks]
         if not self._blocks:
             raise InvalidInput(f"{name} has no blocks; it needs at least one tensor of means.")
@@ -49,22 +50,6 @@ class _Blocks(Process):
     @property
     def values(self) -> Tensor:
         return self._blocks[self._block()]
-
-    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
-        return bernoulli_feedback(values, uniforms, self.low) if self.noise else values
-
-    def largest(self, values: Tensor) -> Tensor:
-        return bernoulli_largest(values, self.low) if self.noise else values
-
-    def advance(self, policy: Tensor) -> None:
-        self.episode += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"episode": self.episode}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self, state, "episode")
-        self.episode = int(state["episode"])
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "noise": self.noise, "low": self.low, "blocks": [fingerprint(block) for block in self._blocks]}
@@ -128,7 +113,7 @@ class Recorder(Process):
         episodes: How many episodes to record, from the first; later ones are played and not kept.
     """
 
-    def __init__(self, process: Process, episodes: int) -> None:
+    def __init__(self, process: ProcessLike, episodes: int) -> None:
         if int(episodes) < 1:
             raise InvalidInput(f"episodes is {episodes}; a recording needs at least one.")
         self.process, self.episodes, self.stationary = process, int(episodes), process.stationary
@@ -160,6 +145,10 @@ class Recorder(Process):
     def state_dict(self) -> dict[str, Any]:
         return {"process": self.process.state_dict(), "sequence": self.sequence}
 
+    def state_axes(self, mean_axes: int) -> Axes:
+        own = any(values.dim() > mean_axes for values in self._kept or [self.values])
+        return {"process": self.process.state_axes(mean_axes), "sequence": 1 if own else None}  # its first axis: the episodes
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(self, state, "process", "sequence")
         self.process.load_state_dict(state["process"])
@@ -169,11 +158,8 @@ class Recorder(Process):
         return {**super().config(), "process": self.process.config(), "episodes": self.episodes}
 
 
-class Replay(Process):
+class Replay(Counted):
     """A sequence of values, one an episode, whatever is played; the feedback of a pair is its value.
-
-    Attributes:
-        episode: How many episodes have been played.
 
     Args:
         sequence: In [-1, 1], such as `Recorder.sequence`: `(T x [runs x] L x S x A)` for rewards or
@@ -184,7 +170,6 @@ class Replay(Process):
         self._sequence = check_mean(type(self).__name__, sequence, -1.0, axes=4)
         if len(sequence) == 0:
             raise InvalidInput(f"The sequence of Replay has shape {tuple(sequence.shape)}; it needs at least one episode.")
-        self.episode = 0
 
     @property
     def values(self) -> Tensor:
@@ -197,16 +182,6 @@ class Replay(Process):
                 f"Replay has played all of its {len(self._sequence)} episodes; record a longer sequence or play fewer episodes."
             )
         return values
-
-    def advance(self, policy: Tensor) -> None:
-        self.episode += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"episode": self.episode}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self, state, "episode")
-        self.episode = int(state["episode"])
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "sequence": fingerprint(self._sequence)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcmdp.processes.base import Process, bernoulli_feedback, bernoulli_largest, check_low, check_mean, fingerprint
+from torchcmdp.processes.base import Noisy, Process, check_low, check_mean, fingerprint
 
 
 class Fixed(Process):
@@ -29,7 +29,7 @@ class Fixed(Process):
         return {**super().config(), "mean": fingerprint(self._mean)}
 
 
-class Bernoulli(Process):
+class Bernoulli(Noisy):
     """The feedback of a pair is 1 with probability (mean - low) / (1 - low) and `low` otherwise, independently in every episode.
 
     Args:
@@ -46,12 +46,6 @@ class Bernoulli(Process):
     @property
     def values(self) -> Tensor:
         return self._mean
-
-    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
-        return bernoulli_feedback(values, uniforms, self.low)
-
-    def largest(self, values: Tensor) -> Tensor:
-        return bernoulli_largest(values, self.low)
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "low": self.low, "mean": fingerprint(self._mean)}

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, choice
-from torchcmdp.projection.newton import BACKENDS, NewtonOptions, solve_newton
-from torchcmdp.projection.problem import (
-    DEFAULT_CAP,
-    ELASTIC,
-    LOG_FLOOR,
-    MAX_ITERATIONS,
-    SOLVED,
-    STATUS_NAMES,
-    ProjectionResult,
-    SafeSet,
-)
+from torchcmdp.errors import InvalidInput
+from torchcmdp.projection.cvxpy_layer import Cvxpy
+from torchcmdp.projection.newton import Newton
+from torchcmdp.projection.problem import DEFAULT_CAP, LOG_FLOOR, ProjectionResult, ProjectionSolver
+from torchcmdp.safe_set import SafeSet
+from torchcmdp.solver import resolve
 
 __all__ = [
     "DEFAULT_CAP",
-    "ELASTIC",
     "LOG_FLOOR",
-    "MAX_ITERATIONS",
-    "METHODS",
-    "SOLVED",
-    "STATUS_NAMES",
+    "Cvxpy",
+    "Newton",
     "ProjectionResult",
-    "SafeSet",
+    "ProjectionSolver",
     "project",
+    "projection_solver",
 ]
 
-METHODS = ("newton", "cvxpy")
+
+def projection_solver(solver: str | ProjectionSolver) -> ProjectionSolver:
+    """The solver of the projection that is meant by "newton", "cvxpy" or itself."""
+    return resolve(solver, ProjectionSolver, {"newton": Newton, "cvxpy": Cvxpy})
 
 
 def project(
@@ -43,19 +36,12 @@ def project(
     eta: float | Tensor,
     *,
     log_reference: Tensor | None = None,
-    method: str = "newton",
-    cap: float = DEFAULT_CAP,
-    tolerance: float = 1e-11,
-    max_iterations: int = 500,
-    backend: str = "auto",
-    fixed_iterations: int | None = None,
-    solver: str | None = None,
-    solver_args: dict[str, Any] | None = None,
+    solver: str | ProjectionSolver = "newton",
 ) -> ProjectionResult:
     """argmin over the safe set of eta * <loss, q> + KL(q || reference), differentiable in every tensor.
 
-    Where the safe set is empty, or a multiplier would exceed `cap`, the elastic problem with penalty cap * sum_i [<costs_i, q>]^+
-    is solved instead and the status says so. One instance never affects another.
+    Where the safe set is empty, or a multiplier would exceed the solver's `multiplier_cap`, the elastic problem with penalty
+    multiplier_cap * sum_i [<costs_i, q>]^+ is solved instead and the status says so. One instance never affects another.
 
     Args:
         loss: `(... x L x S x A)`.
@@ -64,13 +50,10 @@ def project(
         safe_set: Intervals and costs; every batch shape broadcasts.
         eta: Step size: a number, or a tensor of the batch shape.
         log_reference: ln reference, for references that underflow.
-        method: "newton" (ours) or "cvxpy" (a cvxpylayers layer, for comparison).
-        cap: Largest safety multiplier.
-        tolerance, max_iterations, backend, fixed_iterations: Newton only, see `NewtonOptions`.
-        solver, solver_args: cvxpy only, see `cvxpy_layer.solve_cvxpy`.
+        solver: "newton" (ours), "cvxpy" (a cvxpylayers layer, for comparison), or a solver with settings, such as
+            `Newton(tolerance=1e-9)`.
     """
-    choice("method", method, METHODS)
-    layout = safe_set.layout
+    solver, layout = projection_solver(solver), safe_set.layout
     layout.check_shape("loss", loss, kind="pair")
     if (reference is None) == (log_reference is None):
         raise InvalidInput("give either reference or log_reference, and not both.")
@@ -82,14 +65,6 @@ def project(
         log_reference = torch.where(positive, torch.where(positive, reference, 1.0).log(), LOG_FLOOR)
     else:
         layout.check_shape("log_reference", log_reference, kind="transition")
-    if not cap > 0:
-        raise InvalidInput(f"cap is {cap}; the largest safety multiplier must be positive.")
     step = eta[..., None, None, None] if isinstance(eta, Tensor) else eta
     log_target = torch.clamp_min(log_reference, LOG_FLOOR) - (step * loss).unsqueeze(-1)
-    if method == "newton":
-        choice("backend", backend, BACKENDS)
-        options = NewtonOptions(float(cap), float(tolerance), int(max_iterations), backend, fixed_iterations)
-        return solve_newton(log_target, safe_set, options)
-    from torchcmdp.projection.cvxpy_layer import solve_cvxpy  # cvxpy takes seconds to import: only those who use it wait
-
-    return solve_cvxpy(log_target, safe_set, cap=cap, solver=solver, solver_args=solver_args)
+    return solver.solve(log_target, safe_set)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, TorchCMDPError
+from torchcmdp.errors import InvalidInput, TorchCMDPError, choice
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import flow_residual, interval_residual, occupancy_of, uniform_policy
-from torchcmdp.projection.problem import DEFAULT_CAP, ELASTIC, LOG_FLOOR, MAX_ITERATIONS, SOLVED, ProjectionResult, SafeSet
+from torchcmdp.projection.problem import DEFAULT_CAP, LOG_FLOOR, ProjectionResult, ProjectionSolver, target_fault
+from torchcmdp.safe_set import SafeSet, faults, flattened, refuse
+from torchcmdp.status import ELASTIC, MAX_ITERATIONS, SOLVED
 
 # The cvxpylayers backends that take exponential cones; MPAX, the fourth, does not.
 SOLVERS = ("CUCLARABEL", "DIFFCP", "MOREAU")
@@ -27,9 +29,6 @@ DEFAULT_SOLVER_ARGS: dict[str, dict[str, Any]] = {
     "DIFFCP": {"solve_method": "Clarabel", "tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12},
     "MOREAU": {"ipm_settings": {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}},
 }
-
-# Interval sums this close to one on the wrong side are rounding (float32 inputs), not an empty interval.
-ROUNDING = 1e-5
 
 # Total safety violation above which an answer is called elastic.
 ELASTIC_VIOLATION = 1e-6
@@ -52,61 +51,58 @@ class _Index(NamedTuple):
     states: Tensor
 
 
-def solve_cvxpy(
-    log_target: Tensor,
-    safe_set: SafeSet,
-    *,
-    cap: float = DEFAULT_CAP,
-    solver: str | None = None,
-    solver_args: Mapping[str, Any] | None = None,
-) -> ProjectionResult:
-    """Minimise `sum q ln q - q - <log_target, q> + cap * sum_i [<costs_i, q>]_+` over the occupancies of the transition intervals.
+@dataclass(frozen=True, kw_only=True)
+class Cvxpy(ProjectionSolver):
+    """The elastic projection by a general cone solver, through cvxpylayers.
 
-    This is line 10 of WC-OPS in elastic form: the penalty is exact, so the answer is that of the hard constraints whenever their
-    multipliers stay under `cap`, and an empty safe set has an answer too. One problem is compiled per layout, number of
-    constraints, cap and solver, and kept. It solves in float64, on the CPU unless the backend has CUDA.
+    The penalty is exact, so the answer is that of the hard constraints whenever their multipliers stay under the cap, and an empty
+    safe set has an answer too. One problem is compiled per layout, number of constraints, cap and solver, and kept. It solves in
+    float64, on the CPU unless the backend has CUDA.
 
-    `occupancy` and `log_occupancy` are differentiable (reverse mode only) in `log_target`, `lower`, `upper` and `costs`;
-    `potentials` and `multipliers` are the backend's duals, detached. cvxpylayers hides the backend's status, so
-    `residual` and `gap` are measured here, the gap by evaluating the dual function at those duals.
+    `occupancy` and `log_occupancy` are differentiable (reverse mode only); `potentials` and `multipliers` are the backend's duals,
+    detached. cvxpylayers hides the backend's status, so `residual` and `gap` are measured here, the gap by evaluating the dual
+    function at those duals.
 
     An instance the backend cannot solve has status max_iterations and its true residual, safety included. Its occupancy is the
     backend's last point or, where that breaks flow or intervals by more than 1e-3, the uniform policy under transitions inside
     their intervals, with NaN duals, NaN gap and zero gradient.
 
-    Args:
-        log_target: ln(reference) - eta * loss, `(... x L x S x A x S)`; entries below -700, -inf included, are read as -700.
-        safe_set: Intervals and costs; batch shapes broadcast with that of `log_target`.
-        cap: The largest safety multiplier.
+    Attributes:
         solver: "MOREAU", "DIFFCP" or "CUCLARABEL"; by default MOREAU where it is installed, else DIFFCP.
         solver_args: The backend's own options, over `DEFAULT_SOLVER_ARGS`. For DIFFCP, `{"mode": "lsqr"}` trades accurate gradients
             for less memory; for MOREAU, tolerances go under "ipm_settings".
+        multiplier_cap: Largest safety multiplier.
     """
-    name = _solver_name(solver)
-    if not 0 < cap < math.inf:
-        raise InvalidInput(f"cap is {cap}; it must be a positive number.")
-    shape = _check_inputs(log_target, safe_set)
-    layout = safe_set.layout
-    host = log_target.device if log_target.is_cuda and _takes_cuda(name) else torch.device("cpu")
-    target, lower, upper, costs = (
-        tensor.to(host, torch.float64).expand((*shape, *tensor.shape[-4:])).reshape(shape.numel(), *tensor.shape[-4:])
-        for tensor in (log_target, safe_set.lower, safe_set.upper, safe_set.costs)
-    )
-    target = target.clamp_min(LOG_FLOOR)
-    flat = SafeSet(layout, *_mend_intervals(lower, upper), costs)
-    args = merge_args(name, solver_args)
-    result = _solve_flat(target, flat, float(cap), name, args)
-    for smaller in RETRY_CAPS:
-        failed = (result.status == MAX_ITERATIONS).nonzero().squeeze(-1)
-        if not len(failed):
-            break
-        # The penalty is exact, so an answer that is safe under a smaller one is the answer, and that is better conditioned.
-        part = SafeSet(layout, flat.lower[failed], flat.upper[failed], flat.costs[failed])
-        again = _solve_flat(target[failed], part, smaller * cap, name, args)
-        safe = again.status == SOLVED
-        merged = (getattr(result, f.name).index_put((failed[safe],), getattr(again, f.name)[safe]) for f in fields(result))
-        result = ProjectionResult(*merged)
-    return _restore(result, shape, log_target.dtype, log_target.device)
+
+    solver: str | None = None
+    solver_args: Mapping[str, Any] | None = None
+    multiplier_cap: float = DEFAULT_CAP
+
+    def __post_init__(self) -> None:
+        self._positive("multiplier_cap")
+        if self.solver is not None:
+            object.__setattr__(self, "solver", choice("solver", str(self.solver).upper(), SOLVERS))
+
+    def solve(self, objective: Tensor, safe_set: SafeSet) -> ProjectionResult:
+        """Minimise `sum q ln q - q - <objective, q> + multiplier_cap * sum_i [<costs_i, q>]_+`; below -700 is read as -700."""
+        name = self.solver or ("MOREAU" if _installed("moreau") else "DIFFCP")
+        args, cap, layout = merge_args(name, self.solver_args), self.multiplier_cap, safe_set.layout
+        batch = _check_inputs(objective, safe_set)
+        host = objective.device if objective.is_cuda and _takes_cuda(name) else torch.device("cpu")
+        flat = [tensor.to(host) for tensor in (flattened(objective, batch, 4), *safe_set.flat(batch))]
+        refuse([target_fault(flat[0], layout), *faults(layout, *flat[1:])])
+        target, safe_set = flat[0].clamp_min(LOG_FLOOR), SafeSet(layout, *flat[1:])
+        result = _solve_flat(target, safe_set, cap, name, args)
+        for smaller in RETRY_CAPS:
+            failed = (result.status == MAX_ITERATIONS).nonzero().squeeze(-1)
+            if not len(failed):
+                break
+            # The penalty is exact, so an answer that is safe under a smaller one is the answer, and that is better conditioned.
+            again = _solve_flat(target[failed], SafeSet(layout, *(t[failed] for t in flat[1:])), smaller * cap, name, args)
+            safe = again.status == SOLVED
+            merged = (getattr(result, f.name).index_put((failed[safe],), getattr(again, f.name)[safe]) for f in fields(result))
+            result = ProjectionResult(*merged)
+        return _restore(result, batch, objective.dtype, objective.device)
 
 
 def _solve_flat(target: Tensor, flat: SafeSet, cap: float, name: str, args: dict[str, Any]) -> ProjectionResult:
@@ -124,14 +120,6 @@ def _solve_flat(target: Tensor, flat: SafeSet, cap: float, name: str, args: dict
     return _certify(flat, cap, target, occupancy, potentials, multipliers)
 
 
-def _solver_name(solver: str | None) -> str:
-    if solver is None:
-        return "MOREAU" if _installed("moreau") else "DIFFCP"
-    if str(solver).upper() not in SOLVERS:
-        raise InvalidInput(f"solver is {solver!r}; expected one of {', '.join(SOLVERS)}, or None for the best one installed.")
-    return solver.upper()
-
-
 def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
@@ -140,37 +128,14 @@ def _takes_cuda(name: str) -> bool:
     return name == "CUCLARABEL" or (name == "MOREAU" and bool(importlib.import_module("moreau").device_available("cuda")))
 
 
-def _check_inputs(log_target: Tensor, safe_set: SafeSet) -> torch.Size:
-    """The one check at the door: shapes, and numbers where numbers must be; returns the broadcast batch shape."""
-    safe_set.layout.check_shape("log_target", log_target, kind="transition")
-    if not log_target.is_floating_point():
-        raise InvalidInput(f"log_target is {log_target.dtype}; expected a floating-point tensor.")
-    tensors = {"log_target": log_target, "lower": safe_set.lower, "upper": safe_set.upper, "costs": safe_set.costs}
-    try:
-        shape = torch.broadcast_shapes(log_target.shape[:-4], safe_set.batch_shape)
-    except RuntimeError:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape[:-4])}" for name, tensor in tensors.items())
-        raise InvalidInput(f"the batch shapes {shapes} do not broadcast.") from None
-    if log_target.device.type == "meta":
-        raise InvalidInput("log_target is on device meta; the cvxpy projection computes on the host and needs real numbers.")
-    for name, tensor in tensors.items():
-        wrong = tensor.isnan() | tensor.isposinf() if name == "log_target" else ~tensor.isfinite()
-        if wrong.any():
-            expected = "a number, or -inf for a zero reference" if name == "log_target" else "a finite number"
-            instances = wrong.flatten(-4).any(-1).expand(shape).flatten()
-            place = wrong.nonzero()[0].tolist()
-            raise InvalidInput(
-                f"{name} is {tensor[tuple(place)].item()} in instance {int(instances.nonzero()[0])} of the flattened batch, "
-                f"at {tuple(place[-4:])} of its last axes; expected {expected}."
-            )
-    return shape
-
-
-def _mend_intervals(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale bounds that rounding has left without a distribution, as lower = upper = P with rows summing to one up to rounding."""
-    least, most = lower.detach().sum(-1, keepdim=True), upper.detach().sum(-1, keepdim=True)
-    over, under = (least > 1) & (least < 1 + ROUNDING), (most < 1) & (most > 1 - ROUNDING)
-    return lower / torch.where(over, least, 1.0), upper / torch.where(under, most, 1.0)
+def _check_inputs(target: Tensor, safe_set: SafeSet) -> torch.Size:
+    """The check at the door, before any number is read; returns the broadcast batch shape."""
+    safe_set.layout.check_shape("objective", target, kind="transition")
+    if not target.is_floating_point():
+        raise InvalidInput(f"objective is {target.dtype}; expected a floating-point tensor.")
+    if target.device.type == "meta":
+        raise InvalidInput("objective is on device meta; the cvxpy projection computes on the host and needs real numbers.")
+    return safe_set.batch_with("objective", target.shape[:-4])
 
 
 def merge_args(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:

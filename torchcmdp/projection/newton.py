@@ -13,76 +13,49 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.projection import torch_solver
-from torchcmdp.projection.compiled.derivatives import jvp_range, vjp_range
-from torchcmdp.projection.compiled.pairs import offsets_of
-from torchcmdp.projection.compiled.solve import solve_range
 from torchcmdp.projection.compiled.threads import over_batch
-from torchcmdp.projection.problem import INVALID, ProjectionResult, SafeSet
+from torchcmdp.projection.problem import DEFAULT_CAP, ProjectionResult, ProjectionSolver, target_fault
+from torchcmdp.safe_set import SafeSet, faults, flattened, refuse
+from torchcmdp.solver import IterativeSolver
+from torchcmdp.status import INVALID
 
-BACKENDS = ("auto", "compiled", "torch")
 
-
-@dataclass(frozen=True)
-class NewtonOptions:
-    """How the Newton solver runs.
+@dataclass(frozen=True, kw_only=True)
+class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
+    """Newton's method on the duals.
 
     Attributes:
-        cap: Largest safety multiplier; the exact penalty per unit of violation where the safe set is empty.
+        multiplier_cap: Largest safety multiplier; the exact penalty per unit of violation where the safe set is empty.
         tolerance: Largest flow and safety residual at which an instance is done.
-        max_iterations: Iterations after which an instance is given up.
-        backend: "compiled" (CPU), "torch" (any device), or "auto".
-        fixed_iterations: Run the torch solver for just this many iterations, with no read of a tensor's value on the host.
+        max_iterations, backend, fixed_iterations: As in `IterativeSolver`.
     """
 
-    cap: float
-    tolerance: float
-    max_iterations: int
-    backend: str
-    fixed_iterations: int | None
+    multiplier_cap: float = DEFAULT_CAP
+    tolerance: float = 1e-11
+    max_iterations: int = 500
 
-    def compiled(self, device: torch.device) -> bool:
-        """Whether tensors on `device` go to the compiled kernel."""
-        if self.fixed_iterations is not None or self.backend == "torch":
-            return False
-        if self.backend == "compiled" and device.type != "cpu":
-            raise InvalidInput(f'backend is "compiled", which needs CPU tensors, but the input is on {device}.')
-        return device.type == "cpu"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("multiplier_cap")
+        self._positive("tolerance")
 
-
-def solve_newton(log_target: Tensor, safe_set: SafeSet, options: NewtonOptions) -> ProjectionResult:
-    """Project exp(log_target) onto the safe set in KL divergence.
-
-    Args:
-        log_target: ln reference - eta * loss, `(... x L x S x A x S)`.
-        safe_set: Its tensors broadcast against log_target.
-    """
-    layout = safe_set.layout
-    inputs = (log_target, safe_set.lower, safe_set.upper, safe_set.costs)
-    batch = log_target.shape[:-4]
-    if any(tensor.shape[:-4] != batch for tensor in inputs):
-        batch = torch.broadcast_shapes(batch, safe_set.batch_shape)
-    flat = [_flat(tensor, batch) for tensor in inputs]
-    # the machinery of an autograd function takes longer than a small batch, so it is left out where nobody asks for it
-    if _differentiating(inputs):
-        outputs = _Projection.apply(*flat, layout, options)
-    else:
-        outputs = _solve(flat, layout, options)
-    dtype = torch.promote_types(log_target.dtype, safe_set.costs.dtype)
-    if len(batch) != 1:
-        outputs = [output.reshape((*batch, *output.shape[1:])) for output in outputs]
-    if dtype != torch.float64:
-        outputs = [*(output.to(dtype) for output in outputs[:4]), *outputs[4:]]
-    return ProjectionResult(*outputs)
-
-
-def _flat(tensor: Tensor, batch: torch.Size) -> Tensor:
-    """One batch axis, and float64 whatever the caller works in, because the duals need it."""
-    if len(batch) != 1 or tensor.shape[:-4] != batch:
-        tensor = tensor.expand(*batch, *tensor.shape[-4:]).reshape(batch.numel(), *tensor.shape[-4:])
-    return tensor if tensor.dtype == torch.float64 else tensor.double()
+    def solve(self, objective: Tensor, safe_set: SafeSet) -> ProjectionResult:
+        """Project exp(objective) onto the safe set: ln reference - eta * loss, `(... x L x S x A x S)`."""
+        batch = safe_set.batch_with("objective", objective.shape[:-4])
+        inputs = (flattened(objective, batch, 4), *safe_set.flat(batch))
+        # the machinery of an autograd function takes longer than a small batch, so it is left out where nobody asks for it
+        if _differentiating(inputs):
+            outputs = _Projection.apply(*inputs, safe_set.layout, self)
+        else:
+            outputs = _solve(inputs, safe_set.layout, self)
+        dtype = torch.promote_types(objective.dtype, safe_set.costs.dtype)
+        if len(batch) != 1:
+            outputs = [output.reshape((*batch, *output.shape[1:])) for output in outputs]
+        if dtype != torch.float64:
+            outputs = [*(output.to(dtype) for output in outputs[:4]), *outputs[4:]]
+        return ProjectionResult(*outputs)
 
 
 def _differentiating(inputs: tuple[Tensor, ...]) -> bool:
@@ -91,17 +64,17 @@ def _differentiating(inputs: tuple[Tensor, ...]) -> bool:
     return forward_level >= 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
 
 
-def _solve(inputs: Sequence[Tensor], layout: Layout, options: NewtonOptions) -> Any:
+def _solve(inputs: Sequence[Tensor], layout: Layout, options: Newton) -> Any:
     """The fields of a flat `ProjectionResult`, by the backend that the options and the device call for."""
     target, lower, upper, costs = inputs
     if options.compiled(target.device):
         return _solve_compiled(target, lower, upper, costs, layout, options)
     target, lower, upper, costs = (tensor.detach() for tensor in inputs)
-    limits = (options.cap, options.tolerance, options.max_iterations, options.fixed_iterations)
+    limits = (options.multiplier_cap, options.tolerance, options.max_iterations, options.fixed_iterations)
     with _one_thread(target.device):
         outputs = torch_solver.solve(target, lower, upper, costs, layout, *limits)
     if options.fixed_iterations is None and (outputs[4] == INVALID).any():
-        raise_invalid(target, lower, upper, costs, layout)
+        refuse([target_fault(target, layout), *faults(layout, lower, upper, costs)], certain=True)
     return outputs
 
 
@@ -123,7 +96,7 @@ class _Projection(torch.autograd.Function):
     """Occupancy and its logarithm as functions of (target, lower, upper, costs), differentiable once in either direction."""
 
     @staticmethod
-    def forward(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: NewtonOptions) -> Any:
+    def forward(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: Newton) -> Any:
         return _solve((target, lower, upper, costs), layout, options)
 
     @staticmethod
@@ -147,7 +120,7 @@ class _Projection(torch.autograd.Function):
             grad = grad + torch.where(occupancy > 0, grads[1] / occupancy, 0.0)
         pull: Any = _vjp_compiled if ctx.options.compiled(target.device) else torch_solver.vjp
         with _one_thread(target.device):
-            pulled = pull(target, lower, upper, costs, potentials, multipliers, grad, ctx.layout, ctx.options.cap)
+            pulled = pull(target, lower, upper, costs, potentials, multipliers, grad, ctx.layout, ctx.options.multiplier_cap)
         return (*pulled, None, None)
 
     @staticmethod
@@ -159,13 +132,15 @@ class _Projection(torch.autograd.Function):
         ]
         push: Any = _jvp_compiled if ctx.options.compiled(target.device) else torch_solver.jvp
         with _one_thread(target.device):
-            tangent = push(target, lower, upper, costs, potentials, multipliers, *moves, ctx.layout, ctx.options.cap)
+            tangent = push(target, lower, upper, costs, potentials, multipliers, *moves, ctx.layout, ctx.options.multiplier_cap)
         log_tangent = torch.where(occupancy > 0, tangent / occupancy, 0.0)
         return tangent, log_tangent, None, None, None, None, None, None
 
 
 @lru_cache(maxsize=256)
 def _geometry(layout: Layout) -> tuple[np.ndarray, np.ndarray, int]:
+    from torchcmdp.projection.compiled.pairs import offsets_of
+
     widths = np.array(layout.widths, dtype=np.int64)
     return widths, offsets_of(widths), int(layout.transition_mask().sum())
 
@@ -174,7 +149,9 @@ def _arrays(*tensors: Tensor) -> list[np.ndarray]:
     return [(tensor if tensor.is_contiguous() else tensor.contiguous()).numpy(force=True) for tensor in tensors]
 
 
-def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: NewtonOptions) -> Any:
+def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: Newton) -> Any:
+    from torchcmdp.projection.compiled.solve import solve_range  # here and below, because numba takes half a second to import
+
     batch, m = target.shape[0], costs.shape[1]
     widths, offsets, size = _geometry(layout)
     occupancy = np.zeros(target.shape)
@@ -184,15 +161,16 @@ def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor,
     residual, gap = np.zeros(batch), np.zeros(batch)
     outputs = (occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations)
     inputs = _arrays(target, lower, upper, costs)
-    over_batch(
-        solve_range, batch, size, widths, offsets, *inputs, options.cap, options.tolerance, options.max_iterations, *outputs
-    )  # fmt: skip
+    limits = (options.multiplier_cap, options.tolerance, options.max_iterations)
+    over_batch(solve_range, batch, size, widths, offsets, *inputs, *limits, *outputs)
     if (status == INVALID).any():
-        raise_invalid(target, lower, upper, costs, layout)
+        refuse([target_fault(target, layout), *faults(layout, lower, upper, costs)], certain=True)
     return tuple(torch.from_numpy(array) for array in outputs)
 
 
 def _vjp_compiled(target, lower, upper, costs, potentials, multipliers, grad, layout, cap):  # type: ignore[no-untyped-def]
+    from torchcmdp.projection.compiled.derivatives import vjp_range
+
     widths, offsets, size = _geometry(layout)
     inputs = _arrays(target, lower, upper, costs)
     outputs = [np.zeros_like(array) for array in inputs]
@@ -203,30 +181,11 @@ def _vjp_compiled(target, lower, upper, costs, potentials, multipliers, grad, la
 
 
 def _jvp_compiled(target, lower, upper, costs, potentials, multipliers, d_target, d_lower, d_upper, d_costs, layout, cap):  # type: ignore[no-untyped-def]
+    from torchcmdp.projection.compiled.derivatives import jvp_range
+
     widths, offsets, size = _geometry(layout)
     inputs = _arrays(target, lower, upper, costs)
     duals, moves = _arrays(potentials, multipliers), _arrays(d_target, d_lower, d_upper, d_costs)
     d_q = np.zeros_like(inputs[0])
     over_batch(jvp_range, target.shape[0], size, widths, offsets, *inputs, cap, *duals, *moves, d_q)
     return torch.from_numpy(d_q)
-
-
-def raise_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> None:
-    """Say in one sentence which instance, layer, state and action cannot be solved, and why."""
-    real, pairs = layout.transition_mask(target.device), layout.pair_mask(target.device)
-    low, high = lower.sum(-1), upper.sum(-1)
-    for name, wrong, expected in (
-        (
-            "loss, reference or eta",
-            (~(target < torch.inf) & real).any(-1),
-            "numbers (a zero reference is allowed, NaN and +inf are not)",
-        ),
-        ("costs", (~costs.isfinite()).any(1) & pairs, "finite numbers"),
-        ("lower or upper", ((~(lower >= 0) | ~(upper >= lower)) & real).any(-1), "0 <= lower <= upper"),
-        ("lower", (low > 1 + 1e-9) & pairs, "lower ends that sum to at most one"),
-        ("upper", (high < 1 - 1e-9) & pairs, "upper ends that sum to at least one"),
-    ):
-        if wrong.any():
-            b, k, x, a = wrong.nonzero()[0].tolist()
-            raise InvalidInput(f"{name} cannot be used at instance {b}, layer {k}, state {x}, action {a}; expected {expected}.")
-    raise InvalidInput("an instance cannot be solved: its intervals or costs are not valid numbers.")

@@ -1,4 +1,4 @@
-"""What is projected and what comes back: the safe occupancy set and the result record that every solver fills in."""
+"""What comes back from a projection: the result record that every solver fills in."""
 
 from __future__ import annotations
 
@@ -7,54 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-
-# Invalid is only ever seen in fixed-iteration mode, which cannot look at its input to refuse it.
-SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = 0, 1, 2, 3
-STATUS_NAMES = ("solved", "elastic", "max_iterations", "invalid")
+from torchcmdp.solver import Solver
+from torchcmdp.status import Status
 
 # Safety multipliers never exceed this; where the safe set is empty it is the exact penalty per unit of violation.
 DEFAULT_CAP = 200.0
 
 # ln of the smallest reference entry that a solver is shown; a zero reference is read as this.
 LOG_FLOOR = -700.0
-
-
-@dataclass(frozen=True, eq=False)
-class SafeSet:
-    """Occupancies q with lower * q(x,a) <= q(x,a,y) <= upper * q(x,a), conserved flow, and <costs_i, q> <= 0 for every i.
-
-    Attributes:
-        layout: Layer widths and actions.
-        lower, upper: Transition intervals, `(... x L x S x A x S)`; zero in the padding.
-        costs: (Optimistic) costs of the m safety constraints, `(... x m x L x S x A)`; zero in the padding.
-    """
-
-    layout: Layout
-    lower: Tensor
-    upper: Tensor
-    costs: Tensor
-
-    def __post_init__(self) -> None:
-        self.layout.check_shape("lower", self.lower, kind="transition")
-        self.layout.check_shape("upper", self.upper, kind="transition")
-        self.layout.check_shape("costs", self.costs, kind="pair")
-        if self.costs.dim() < 4:
-            raise InvalidInput(
-                f"costs has shape {tuple(self.costs.shape)}; it needs a constraint axis before (L x S x A), of size 0 when "
-                "there are no constraints."
-            )
-
-    @property
-    def constraints(self) -> int:
-        """m, the number of safety constraints."""
-        return self.costs.shape[-4]
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """The broadcast shape of everything before the named axes."""
-        return torch.broadcast_shapes(self.lower.shape[:-4], self.upper.shape[:-4], self.costs.shape[:-4])
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +26,8 @@ class ProjectionResult:
         occupancy: q, `(... x L x S x A x S)`, differentiable in the inputs.
         log_occupancy: ln q, accurate where q underflows; -inf in the padding and where q is zero.
         potentials: Flow multipliers v(x), `(... x L x S)`.
-        multipliers: Safety multipliers in [0, cap], `(... x m)`; eta times the paper's.
-        status: `(...)` int8: 0 solved, 1 elastic (a multiplier is at its cap: the set is empty or nearly so), 2 max_iterations,
-            3 invalid (NaN or an impossible interval, in fixed-iteration mode; otherwise that is an error).
+        multipliers: Safety multipliers in [0, multiplier_cap], `(... x m)`; eta times the paper's.
+        status: A `Status`, `(...)` int8; invalid only with fixed iterations, where bad numbers cannot be refused.
         residual: Largest violation of flow, intervals and (where not elastic) safety, `(...)`.
         gap: Duality gap of the elastic problem, `(...)`: an upper bound on the suboptimality of `occupancy`.
         iterations: Iterations spent, `(...)` int64; -1 where the solver does not say.
@@ -85,4 +45,14 @@ class ProjectionResult:
     @property
     def status_names(self) -> list[str]:
         """The status of each instance in words, in flattened batch order."""
-        return [STATUS_NAMES[code] for code in self.status.flatten().tolist()]
+        return [Status(code).name.lower() for code in self.status.flatten().tolist()]
+
+
+class ProjectionSolver(Solver[ProjectionResult]):
+    """Projects exp(objective), `(... x L x S x A x S)`, onto a safe set in KL divergence; anybody's may be given to `project`."""
+
+
+def target_fault(target: Tensor, layout: Layout) -> tuple[str, Tensor, str]:
+    """Where a flat target cannot be used, as in `safe_set.faults`."""
+    wrong = (~(target < torch.inf) & layout.transition_mask(target.device)).any(-1)
+    return "loss, reference or eta", wrong, "numbers (a zero reference is allowed, NaN and +inf are not)"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.layout import Layout
-from torchcmdp.projection.compiled.solve import (
+from torchcmdp.projection.limits import (
     ACCEPTABLE_GAP,
     ACCEPTABLE_RESIDUAL,
     LONGEST_MOVE,
@@ -14,7 +14,6 @@ from torchcmdp.projection.compiled.solve import (
     RELATIVE_TOLERANCE,
     SETTLED_RELATIVE,
 )
-from torchcmdp.projection.problem import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 from torchcmdp.projection.torch_pairs import (
     Problem,
     Response,
@@ -28,6 +27,7 @@ from torchcmdp.projection.torch_pairs import (
     masked_solve,
     next_potentials,
 )
+from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
 FIXED_HALVINGS = 6
 

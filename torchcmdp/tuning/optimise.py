@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchcmdp.errors import InvalidInput
-from torchcmdp.learners.base import whole_number
+from torchcmdp.errors import InvalidInput, whole_number
+from torchcmdp.folder import RunFolder
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.tensorboard import RunFolder
 from torchcmdp.tuning.study import Derivative, Study, check_scales, forward_derivative
 
 Box = Mapping[str, tuple[float, float]]
@@ -221,21 +220,13 @@ def _descend(
     settings: Mapping[str, Any],
     progress: bool,
 ) -> None:
-    done = len(session.rows)
-    total = descent.steps * study.horizon
+    done, total = len(session.rows), descent.steps * study.horizon
+    how: dict[str, Any] = {name: getattr(descent, name) for name in ("repeats", "feedback", "memory", "run_clip")}
     with tqdm(total=total, initial=done * study.horizon, unit="ep", disable=not progress, dynamic_ncols=True, desc="tuning") as bar:
         while not session.done(descent):
             point = dict(zip(session.names, session.log_scales.detach().exp().tolist(), strict=True))
-            found = estimate_gradient(
-                study,
-                point,
-                repeats=descent.repeats,
-                seed=descent.seed + len(session.rows),
-                feedback=descent.feedback,
-                memory=descent.memory,
-                run_clip=descent.run_clip,
-                tick=bar.update,
-            )
+            seed = descent.seed + len(session.rows)
+            found = estimate_gradient(study, point, seed=seed, tick=bar.update, **how)
             session.step(found, descent, *box)
             bar.set_postfix_str(f"step {len(session.rows)}, objective {found.objective:.4f}", refresh=False)
             if place is not None:
@@ -244,13 +235,7 @@ def _descend(
 
 
 def random_search(
-    study: Study,
-    box: Box,
-    *,
-    candidates: int,
-    runs: int,
-    seed: int = 0,
-    progress: bool = True,
+    study: Study, box: Box, *, candidates: int, runs: int, seed: int = 0, progress: bool = True
 ) -> tuple[dict[str, float], list[tuple[dict[str, float], float]]]:
     """The best of `candidates` points drawn uniformly in the logarithms, each judged by the same `runs` runs over all instances.
 

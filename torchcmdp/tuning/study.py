@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchcmdp.errors import InvalidInput
-from torchcmdp.learners.base import choice, whole_number
+from torchcmdp.errors import choice, not_negative, whole_number
 from torchcmdp.learners.wcops import WCOPS
-from torchcmdp.metrics import episode_regret, expected_value, worst_constraint
-from torchcmdp.occupancy import occupancy_of
+from torchcmdp.metrics import episode_regret, worst_constraint
+from torchcmdp.occupancy import expected_value, occupancy_of
 from torchcmdp.planning import safe_optimum
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
+from torchcmdp.tuning.evidence import expected_evidence, fade
 
 # What can be tuned, each a positive multiple of the paper's constant, so that it means the same at another horizon or size.
 SCALES = ("eta_scale", "gamma_scale", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
@@ -84,8 +84,7 @@ class Study:
     def __post_init__(self) -> None:
         whole_number("instances", self.instances, least=1)
         whole_number("horizon", self.horizon, least=1)
-        if not self.weight >= 0:
-            raise InvalidInput(f"weight is {self.weight}; it must be a number that is not negative.")
+        not_negative("weight", self.weight)
 
     def objective(self, parts: Tensor) -> Tensor:
         """(regret + weight * positive violation) / horizon of `(... x 2)`: `(...)`."""
@@ -119,8 +118,9 @@ class Study:
         """
         choice("feedback", feedback, FEEDBACKS)
         env = self.environment(instances, seed)
-        options = {**self.options, "dtype": env.dtype, "device": env.device, **check_scales(scales)}
-        learner = WCOPS.scaled(env.cmdp.layout, env.cmdp.constraints, self.horizon, self.delta, env.runs, **options)
+        size: dict[str, Any] = {"runs": env.runs, "dtype": env.dtype, "device": env.device}
+        options = {**size, **self.options, **check_scales(scales)}
+        learner = WCOPS.scaled(env.cmdp.layout, env.cmdp.constraints, self.horizon, self.delta, **options)
         groups = instances if groups is None else groups
         return _play(learner, env, self.horizon, feedback, memory, _Baseline(groups.to(env.device)), tick)
 
@@ -141,13 +141,7 @@ class _Baseline:
 
 
 def _play(
-    learner: WCOPS,
-    env: Simulator,
-    horizon: int,
-    feedback: str,
-    memory: float,
-    baseline: _Baseline,
-    tick: Callable[[], Any] | None,
+    learner: WCOPS, env: Simulator, horizon: int, feedback: str, memory: float, baseline: _Baseline, tick: Callable[[], Any] | None
 ) -> Played:
     """All episodes. In forward mode nothing but the current state carries a tangent, so memory does not grow with the horizon."""
     m = env.cmdp.constraints
@@ -172,9 +166,9 @@ def _play(
             learner.update(trajectory)
         else:
             sample = trajectory if feedback == "mixed" else None
-            learner.update_expected(occupancy, env.reward_values, env.cost_values, sample)
+            learner.learn(expected_evidence(learner, occupancy, env.reward_values, env.cost_values, sample))
         if memory < 1:
-            learner.fade(memory)
+            fade(learner, memory)
         if tick is not None:
             tick()
     return Played(regret, positive, violation, score)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import multiprocessing
 import os
 import signal
@@ -15,13 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from tqdm import tqdm
-
 import torchcmdp as tc
 from torchcmdp.errors import InvalidInput, TorchCMDPError
-from train import check_positive, experiment_folder, parse
 from train.paper.experiment import Job, Outcome, play
 from train.paper.presets import PRESETS
+from train.program import Count, bar, choose, experiment_folder, interrupted, parse
 
 EPISODES, QUICK_EPISODES = 10_000, 300
 
@@ -42,27 +39,20 @@ class Options:
       tensorboard --logdir runs/paper
     """
 
-    episodes: int | None = None
-    """Episodes of every run; 10,000 by default, 300 with --quick."""
-    runs: int = 10
-    """Independent runs of every learner; the intervals are over them."""
-    jobs: int | None = None
-    """Processes that share the experiments; one a core by default."""
+    episodes: Count | None = None  # Episodes of every run; 10,000 by default, 300 with --quick.
+    runs: Count = 10  # Independent runs of every learner; the intervals are over them.
+    jobs: Count | None = None  # Processes that share the experiments; one a core by default.
     quick: bool = False
     """Few episodes of everything, into LOGDIR/NAME-quick: to see that all of it works, not to believe its numbers."""
-    name: str = "paper"
-    """Folder of the experiments inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments."""
-    fresh: bool = False
-    """Forget what the folders hold and start over."""
+    name: str = "paper"  # Folder of the experiments inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+    fresh: bool = False  # Forget what the folders hold and start over.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the experiments; returns the exit code."""
     names, rest = _names(arguments)
     options = parse(Options, rest, prog="python -m train paper")
-    check_positive(episodes=options.episodes, runs=options.runs, jobs=options.jobs)
     if options.runs < 2:
         raise InvalidInput("--runs is 1; the report needs intervals over runs, and so at least 2.")
     folder = experiment_folder(options.logdir, f"{options.name}-quick" if options.quick else options.name)
@@ -74,9 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     outcomes = _play_all(jobs, options.jobs or os.cpu_count() or 1)
     if len(outcomes) < len(jobs) or not all(outcome.completed for outcome in outcomes):
-        command = "the same command without --fresh" if options.fresh else "the same command"
-        print(f"Interrupted; {command} continues where it stopped.", file=sys.stderr)
-        return 130
+        return interrupted("", options.fresh)
     from train.paper.report import write_experiment, write_report  # matplotlib is slow to import, and the workers do not need it
 
     for name in names:
@@ -93,10 +81,7 @@ def _names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     split = next((j for j, token in enumerate(arguments) if token.startswith("-")), len(arguments))
     names = list(dict.fromkeys(arguments[:split]))
     for name in names:
-        if name not in PRESETS:
-            near = difflib.get_close_matches(name, PRESETS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(PRESETS)}."
-            raise InvalidInput(f"{name!r} is not an experiment of the paper; {hint}")
+        choose(name, PRESETS, "an experiment of the paper")
     for before, name in pairwise(arguments[split:]):
         if name in PRESETS and before not in ("--name", "--logdir"):
             raise InvalidInput(f"{name} stands after an option; names of experiments come first, as in paper {name} --quick.")
@@ -196,7 +181,7 @@ class Progress:
     def __init__(self, jobs: Sequence[Job], counter: Any = None) -> None:
         self._counter, self._played, self._done = counter, 0, 0
         self._total, self._started = sum(job.total for job in jobs), time.monotonic()
-        self._bar = tqdm(total=self._total, unit="ep", disable=not sys.stderr.isatty(), dynamic_ncols=True, smoothing=0.02)
+        self._bar = bar(None, "paper", total=self._total, unit="ep", smoothing=0.02)
 
     def beat(self, episodes: int) -> None:
         """More episodes were played in this process."""
@@ -216,9 +201,7 @@ class Progress:
         if self._bar.disable:
             elapsed = time.monotonic() - self._started
             left = elapsed * (self._total - self._done) / self._done
-            print(
-                f"{job.preset}, {job.family} constants: done after {elapsed:,.0f} s, about {left:,.0f} s left",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+            words = f"{job.preset}, {job.family} constants: done after {elapsed:,.0f} s, about {left:,.0f} s left"
+            print(words, file=sys.stderr, flush=True)
         if self._done >= self._total:
             self._bar.close()

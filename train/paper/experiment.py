@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,8 +102,6 @@ class WatchedSimulator(tc.Simulator):
 
 def play(job: Job, beat: Any = None) -> Outcome:
     """Play all of a job, or what is left of it; stops early if interrupted."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
     preset = PRESETS[job.preset]
     cmdp = instance(preset)
     results: dict[tuple[str, str], tc.RunResult] = {}

@@ -129,16 +129,12 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "simplex-1": Preset("simplex", 8, SIMPLEX, "one state, three actions, one constraint", widths=(1, 1)),
     "simplex-2": Preset("simplex", 9, SIMPLEX, "one state, three actions, one constraint", widths=(1, 1)),
-    "simplex-3": Preset(
-        "simplex", 10, SIMPLEX, "one state, three actions, two constraints", widths=(1, 1), constraints=2
-    ),
+    "simplex-3": Preset("simplex", 10, SIMPLEX, "one state, three actions, two constraints", widths=(1, 1), constraints=2),
     "waking-switching": Preset(
         "waking", 11, WAKING, "costs switch after a third of the episodes, thresholds scaled down", costs="switching",
         families=("practical",),
     ),
-    "waking-stochastic": Preset(
-        "waking", 11, WAKING, "the same without the switch: the control", families=("practical",)
-    ),
+    "waking-stochastic": Preset("waking", 11, WAKING, "the same without the switch: the control", families=("practical",)),
 }  # fmt: skip
 
 
@@ -147,9 +143,8 @@ def instance(preset: Preset) -> tc.LayeredCMDP:
 
     With a single state, costs are stretched to the range of `ARM_COSTS` and an arm that pays more also costs more.
     """
-    cmdp = tc.random_cmdp(
-        preset.widths, preset.actions, preset.constraints, preset.seed, feasibility="binding", margin=preset.margin
-    )
+    size = (preset.widths, preset.actions, preset.constraints)
+    cmdp = tc.random_cmdp(*size, preset.seed, feasibility="binding", margin=preset.margin)
     if preset.setting != "simplex":
         return cmdp
     costs, (low, high) = cmdp.costs.sort(-1).values, ARM_COSTS
@@ -186,12 +181,12 @@ def _made_safe(cmdp: tc.LayeredCMDP, costs: Tensor) -> Tensor:
 
 
 def learner(player: Player, preset: Preset, cmdp: tc.LayeredCMDP, family: str, episodes: int, runs: int) -> Learner:
-    """The learner with the family's constants, where it has them; widths are matched to WC-OPS's."""
+    """The learner with the family's constants, where it has them; radii are matched to WC-OPS's."""
     scales = FAMILIES[family]
     own: dict[str, Any] = {
         "wc-ops": dict(scales),
-        "opt-cmdp": {**scales, "widths": "matched"},
-        "opt-primal-dual": {**scales, "widths": "matched", "slater_gap": float(tc.slater_gap(cmdp))},
+        "opt-cmdp": {**scales, "radii": "matched"},
+        "opt-primal-dual": {**scales, "radii": "matched", "slater_gap": float(tc.slater_gap(cmdp))},
         "pdb-ps": {"radius_scale": scales["radius_scale"], "confidence": "entrywise"},
         "greedy": {},
     }[player.key]

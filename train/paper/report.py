@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.metrics import growth_exponent, mean_and_interval
-from train.bench import table
 from train.paper import simplex
 from train.paper.claims import RULES, Finding, findings, interval, overall
 from train.paper.experiment import OWN, REPLAY, Outcome
 from train.paper.presets import DELTA, FAMILIES, PRESETS, SAFE_BY, TUNED, WC_OPS, instance
+from train.program import table, write_table
 
 FIGURES = {
     "regret": ("regret", "cumulative regret"),
@@ -27,7 +26,7 @@ INTRODUCTION = f"""The paper publishes neither its instances nor its horizons, s
 by the seeds below before their results were looked at, and none was thrown away. Their costs are shifted so that the constraints
 bind; with a single state an arm that pays more also costs more. `theory` plays the paper's constants; `practical` multiplies the
 bonuses and the transition widths of every learner that has them by {FAMILIES["practical"]["bonus_scale"]:g}; beside it plays
-"WC-OPS, tuned", with the constants of `WCOPS.practical`. The widths of OptCMDP, OptPrimalDual and PDB-PS are matched to WC-OPS's.
+"WC-OPS, tuned", with the constants of `WCOPS.practical`. The radii of OptCMDP, OptPrimalDual and PDB-PS are matched to WC-OPS's.
 PDB-PS is our addition, and a reconstruction. OptPrimalDual is told the true Slater gap. Adversaries are the paper's, turned against
 the learner; their costs leave one policy safe by {SAFE_BY:g} in every pair. Such an adversary gives each learner a sequence of its
 own, so each of these experiments is also played as a replay, to all learners, of the one sequence recorded against a single run of
@@ -53,10 +52,7 @@ def write_experiment(folder: Path, outcomes: Sequence[Outcome]) -> None:
                 policies[TUNED.name] = outcome.policies[TUNED.name]
         plotting.save(folder / "simplex.png", simplex.draw(instance(preset), policies))
     rows = [row for outcome in outcomes for row in _summary(outcome)]
-    with open(folder / "summary.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(folder / "summary.csv", rows)
 
 
 def _of(outcome: Outcome, sequence: str) -> dict[str, tc.RunResult]:

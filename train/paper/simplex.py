@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.plotting import INK, PALETTE
+from train.figures import blank
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(3) / 2]])
 Points = NDArray[np.float64]
@@ -27,8 +28,7 @@ def draw(cmdp: tc.LayeredCMDP, policies: Mapping[str, Tensor]) -> Figure:
         cmdp: One state, one step, three actions.
         policies: Title to the policies at the logging points, `(points x runs x 1 x 1 x 3)`.
     """
-    figure = Figure(figsize=(5.2 * len(policies) + 0.8, 4.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(5.2 * len(policies) + 0.8, 4.6)
     for j, (title, trajectory) in enumerate(policies.items()):
         axes = figure.add_subplot(1, len(policies), j + 1)
         _triangle(axes, cmdp)
@@ -63,22 +63,13 @@ def _triangle(axes: Axes, cmdp: tc.LayeredCMDP) -> None:
     safe = safe_polygon(cmdp.costs[:, 0, 0].numpy()) @ CORNERS
     axes.fill(*safe.T, facecolor="#D55E00", alpha=0.22, linewidth=0, label="safe policies")
     best = tc.safe_optimum(cmdp).occupancy[0, 0, :, 0].numpy() @ CORNERS
-    axes.plot(
-        *best,
-        marker="*",
-        markersize=17,
-        color=PALETTE[0],
-        markeredgecolor="white",
-        linestyle="",
-        label="best safe policy",
-        zorder=5,
-    )
+    star: dict[str, Any] = {"marker": "*", "markersize": 17, "color": PALETTE[0], "markeredgecolor": "white", "linestyle": ""}
+    axes.plot(*best, **star, label="best safe policy", zorder=5)
     rewards = cmdp.rewards[0, 0].tolist()
     for a, (corner, shift, side) in enumerate(zip(CORNERS, ((-8, -6), (8, -6), (0, 8)), ("right", "left", "center"), strict=True)):
         label = f"action {a + 1}\nreward {rewards[a]:.2f}"
-        axes.annotate(
-            label, corner, shift, textcoords="offset points", ha=side, va="bottom" if a == 2 else "top", color=INK, fontsize=9
-        )
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": side, "va": "bottom" if a == 2 else "top"}
+        axes.annotate(label, corner, shift, **place, color=INK, fontsize=9)
     axes.set_aspect("equal")
     axes.set_axis_off()
     axes.set_xlim(-0.25, 1.25)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES
-from train import check_positive, experiment_folder, parse
-from train.bench import table
-from train.tune_evaluate import stage, with_interval
-from train.tune_instances import make_instances
+from train.program import Count, bar, begin, publish, table, with_interval
+from train.tune.evaluate import stage
+from train.tune.instances import make_instances
 
+MEASURED = ("regret", "violation", "positive violation")
 SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {"bandit": ((1, 1), 3, 1), "layered": ((1, 3, 3, 1), 3, 1)}
 # Gamma never reacts to a threshold this high: the cost estimate is the plain mean.
 NEVER = {"threshold_scale": 1e9}
@@ -44,31 +41,20 @@ class Options:
       python -m train tune threshold --horizon 2000 --instances 20 --name short
     """
 
-    horizon: int = 20_000
-    """Episodes of a run on the bandits."""
-    layered_horizon: int = 2000
-    """Episodes of a run on the layered CMDPs."""
-    instances: int = 100
-    """Random instances of each size, one run each."""
-    delta: float = 0.01
-    """Failure probability of the confidence sets."""
-    seed: int = 0
-    """Of the first instance and of all random numbers."""
-    name: str = "tune-threshold"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments."""
+    horizon: Count = 20_000  # Episodes of a run on the bandits.
+    layered_horizon: Count = 2000  # Episodes of a run on the layered CMDPs.
+    instances: Count = 100  # Random instances of each size, one run each.
+    delta: float = 0.01  # Failure probability of the confidence sets.
+    seed: int = 0  # Of the first instance and of all random numbers.
+    name: str = "tune-threshold"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run both experiments; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train tune threshold")
-    folder = experiment_folder(options.logdir, options.name)
-    check_positive(horizon=options.horizon, layered_horizon=options.layered_horizon, instances=options.instances)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    options, folder = begin(Options, arguments, "tune threshold")
     rows, plain = [], {}
-    for size, kind, widths, label in tqdm(_cases(), desc="threshold", disable=not sys.stderr.isatty()):
+    for size, kind, widths, label in bar(_cases(), "threshold"):
         horizon = options.horizon if size == "bandit" else options.layered_horizon
         config = {"horizon": horizon, "instances": options.instances, "delta": options.delta, "seed": options.seed}
         scales = {**(PRACTICAL_SCALES if widths == "practical" else {}), **THRESHOLDS[label]}
@@ -79,23 +65,8 @@ def main(arguments: Sequence[str]) -> int:
         if label == "plain mean":
             plain[size, kind] = found
         rows.append([size, f"{horizon:,}", kind, widths, label, *summary(found, plain.get((size, kind)))])
-    header = [
-        "instances",
-        "episodes",
-        "costs",
-        "widths",
-        "threshold",
-        "Gamma > 0",
-        "instances above 1%",
-        "regret",
-        "violation",
-        "positive violation",
-        "less the plain mean's",
-    ]
-    text = table(header, rows)
-    (folder / "report.md").write_text(text + "\n")
-    print(text)
-    print(f"\nWritten to {folder / 'report.md'}")
+    header = ["instances", "episodes", "costs", "widths", "threshold", "Gamma > 0", "instances above 1%", *MEASURED]
+    publish(folder / "report.md", table([*header, "less the plain mean's"], rows))
     return 0
 
 
@@ -117,18 +88,14 @@ def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon
         raise KeyboardInterrupt
     return {
         "awake": result.diagnostics["Learner/gamma_active"].tolist(),
-        "regret": result.regret[:, -1].tolist(),
-        "violation": result.violation[:, -1].tolist(),
-        "positive violation": result.positive_violation[:, -1].tolist(),
+        **{name: getattr(result, name.replace(" ", "_"))[:, -1].tolist() for name in MEASURED},
     }
 
 
 def summary(found: dict[str, list[float]], plain: dict[str, list[float]] | None) -> list[str]:
     """The cells of one row, the last the difference of the positive violations on the same instances."""
     awake = torch.tensor(found["awake"])
-    numbers = [
-        with_interval(torch.tensor(found[name], dtype=torch.float64)) for name in ("regret", "violation", "positive violation")
-    ]
+    numbers = [with_interval(torch.tensor(found[name], dtype=torch.float64)) for name in MEASURED]
     difference = "-"
     if plain is not None:
         after, before = (torch.tensor(x["positive violation"], dtype=torch.float64) for x in (found, plain))

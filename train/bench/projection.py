@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import os
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import cvxpy as cp
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import torchcmdp as tc
 from torchcmdp.projection import DEFAULT_CAP
-from torchcmdp.projection.cvxpy_layer import build_problem, merge_args, solve_cvxpy, solve_layer
-from train import check_positive, experiment_folder, parse
-from train.bench import table
+from torchcmdp.projection.cvxpy_layer import build_problem, merge_args, solve_layer
+from train.bench import median_seconds
+from train.program import Count, Positive, bar, begin, choose, publish, table, write_table
 
 
 class Size(NamedTuple):
@@ -76,16 +71,11 @@ class Options:
 
     sizes: tuple[str, ...] = ("small", "paper", "large")
     """Among small (1-3-3-1, 2 actions, 1 constraint), paper (1-4-4-4-1, 3, 2) and large (7 layers of 8, 4, 3)."""
-    batches: tuple[int, ...] = (1, 10, 32, 128, 1024)
-    """How many instances are solved at once."""
-    seed: int = 0
-    """Of the CMDPs and of the runs that the instances come from."""
-    seconds: float = 1.0
-    """Least time spent on repeating each measurement of ours."""
-    name: str = "bench"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments."""
+    batches: tuple[Count, ...] = (1, 10, 32, 128, 1024)  # How many instances are solved at once.
+    seed: int = 0  # Of the CMDPs and of the runs that the instances come from.
+    seconds: Positive = 1.0  # Least time spent on repeating each measurement of ours.
+    name: str = "bench"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
 
 
 class Instances(NamedTuple):
@@ -95,19 +85,19 @@ class Instances(NamedTuple):
     safe_set: tc.SafeSet
     loss: Tensor  # zero: it is in the target already
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What differs from one to the next."""
+        return self.log_target, self.safe_set.lower, self.safe_set.upper, self.safe_set.costs
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Instances:
+        """The same with each of these tensors changed."""
+        target, *rest = map(change, self.tensors)
+        return Instances(target, tc.SafeSet(self.safe_set.layout, *rest), self.loss)
+
     def take(self, index: Tensor) -> Instances:
         """Some of them."""
-        lower, upper, costs = (
-            tensor[index].contiguous() for tensor in (self.safe_set.lower, self.safe_set.upper, self.safe_set.costs)
-        )
-        return Instances(self.log_target[index].contiguous(), tc.SafeSet(self.safe_set.layout, lower, upper, costs), self.loss)
-
-    def differentiable(self) -> Instances:
-        """The same with gradients wanted for every tensor."""
-        tensors = [
-            t.clone().requires_grad_() for t in (self.log_target, self.safe_set.lower, self.safe_set.upper, self.safe_set.costs)
-        ]
-        return Instances(tensors[0], tc.SafeSet(self.safe_set.layout, *tensors[1:]), self.loss)
+        return self.changed(lambda tensor: tensor[index].contiguous())
 
 
 def capture(size: Size, seed: int, count: int) -> Instances:
@@ -132,7 +122,7 @@ def capture(size: Size, seed: int, count: int) -> Instances:
         return result
 
     learner._project = record  # type: ignore[method-assign]
-    for _ in tqdm(range(episodes), desc=f"capturing {'-'.join(map(str, size.widths))}", leave=False):
+    for _ in bar(range(episodes), f"capturing {'-'.join(map(str, size.widths))}", leave=False):
         learner.update(env.rollout(learner.policy))
     binding, solved, target, lower, upper, costs = (torch.cat(column) for column in zip(*captured, strict=True))
     generator = torch.Generator().manual_seed(seed)
@@ -148,11 +138,13 @@ def capture(size: Size, seed: int, count: int) -> Instances:
 
 def ours(instances: Instances, backend: str) -> tc.ProjectionResult:
     """Our own projection of a batch."""
-    return tc.project(instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, backend=backend)
+    return tc.project(
+        instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, solver=tc.Newton(backend=backend)
+    )
 
 
 def rival(instances: Instances, name: str) -> Tensor:
-    """The occupancies of a cvxpylayers backend, without the checks that `solve_cvxpy` adds."""
+    """The occupancies of a cvxpylayers backend, without the checks that `Cvxpy` adds."""
     options = RIVALS[name]
     args = merge_args(options["solver"], options["solver_args"])
     return solve_layer(instances.safe_set, DEFAULT_CAP, options["solver"], args, instances.log_target)[0]
@@ -161,10 +153,7 @@ def rival(instances: Instances, name: str) -> Tensor:
 def clarabel(instances: Instances) -> None:
     """Clarabel through cvxpy, one instance after the other, with the compiled problem kept."""
     layout, m = instances.safe_set.layout, instances.safe_set.constraints
-    key = (layout, m)
-    if key not in _clarabel_problems:
-        _clarabel_problems[key] = build_problem(layout, m, DEFAULT_CAP)
-    problem, parameters, _ = _clarabel_problems[key]
+    problem, parameters, _ = _clarabel_problem(layout, m)
     real = layout.transition_mask()
     several = real & (layout.next_widths() > 1).unsqueeze(-1)
     for j in range(len(instances.log_target)):
@@ -176,26 +165,21 @@ def clarabel(instances: Instances) -> None:
         problem.solve(solver=cp.CLARABEL)
 
 
-_clarabel_problems: dict[Any, Any] = {}
+@cache
+def _clarabel_problem(layout: tc.Layout, constraints: int) -> Any:
+    return build_problem(layout, constraints, DEFAULT_CAP)
 
 
 def with_backward(solve: Callable[[Instances], Tensor], instances: Instances) -> Callable[[], object]:
     """Solve, and pull a fixed cotangent back to every input."""
-    part = instances.differentiable()
-    leaves = (part.log_target, part.safe_set.lower, part.safe_set.upper, part.safe_set.costs)
+    part = instances.changed(lambda tensor: tensor.clone().requires_grad_())
     cotangent = torch.linspace(0, 1, part.log_target.numel(), dtype=torch.float64).view_as(part.log_target)
-    return lambda: torch.autograd.grad(solve(part), leaves, cotangent)
+    return lambda: torch.autograd.grad(solve(part), part.tensors, cotangent)
 
 
 def milliseconds(work: Callable[[], object], count: int, seconds: float, least: int = 1) -> float:
     """Median time per instance of repeating `work` on `count` instances for at least so many seconds, after one warm-up."""
-    work()
-    times: list[float] = []
-    while sum(times) < seconds or len(times) < least:
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times) / count
+    return 1e3 * median_seconds(work, least, seconds) / count
 
 
 def error(result: tc.ProjectionResult) -> str:
@@ -224,45 +208,30 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
         for solver in RIVALS:
             count = min(batch, limit[solver])
             row[solver] = timed(lambda part, solver=solver: rival(part, solver), count, 1, 0.0 if count > 10 else seconds)  # type: ignore[misc]
-        if mode == "forward":
-            count = min(batch, limit["Clarabel"])
-            part = instances.take(torch.arange(count))
-            row["Clarabel"] = milliseconds(partial(clarabel, part), count, 0.0)
-        else:
-            row["Clarabel"] = math.nan
+        count = min(batch, limit["Clarabel"])
+        forward = partial(clarabel, instances.take(torch.arange(count)))
+        row["Clarabel"] = milliseconds(forward, count, 0.0) if mode == "forward" else math.nan
         rows.append(row)
     return rows
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train bench projection")
-    folder = experiment_folder(options.logdir, options.name)
-    check_positive(seconds=options.seconds, batches=min(options.batches, default=0))
+    options, folder = begin(Options, arguments, "bench projection")
     for name in options.sizes:
-        if name not in SIZES:
-            raise tc.InvalidInput(f"--sizes got {name!r}; expected among {', '.join(SIZES)}.")
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # two torch threads on a busy machine can be 20 times slower than one
-    rows: list[dict[str, Any]] = []
-    errors: list[list[str]] = []
+        choose(name, SIZES, "one of --sizes")
+    rows, errors = [], []
     for name in options.sizes:
         instances = capture(SIZES[name], options.seed, max(options.batches))
-        for batch in tqdm(options.batches, desc=f"timing {name}", leave=False):
+        for batch in bar(options.batches, f"timing {name}", leave=False):
             rows += measure(name, instances, batch, options.seconds)
         part = instances.take(torch.arange(min(10, max(options.batches))))
         certificates = [error(ours(part, "compiled")), error(ours(part, "torch"))]
-        certificates += [error(solve_cvxpy(part.log_target, part.safe_set, **RIVALS[solver])) for solver in RIVALS]
+        certificates += [error(tc.Cvxpy(**RIVALS[solver]).solve(part.log_target, part.safe_set)) for solver in RIVALS]
         errors.append([name, *certificates])
-    text = report(rows, errors)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "projection.md").write_text(text + "\n")
-    with open(folder / "projection.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    print(text)
-    print(f"\nWritten to {folder / 'projection.md'} and {folder / 'projection.csv'}")
+    write_table(folder / "projection.csv", rows)
+    where = f"Written to {folder / 'projection.md'} and {folder / 'projection.csv'}"
+    publish(folder / "projection.md", report(rows, errors), where)
     return 0
 
 
@@ -272,35 +241,23 @@ def report(rows: list[dict[str, Any]], errors: list[list[str]]) -> str:
     def against(row: dict[str, Any], solver: str) -> str:
         return "-" if math.isnan(row[solver]) else f"{row[solver]:.3g} ({row[solver] / row['compiled']:.0f}x)"
 
-    header = ["size", "batch", "mode", "compiled", "torch", "Moreau", "DIFFCP", "Clarabel", "Moreau / torch"]
-    body = [
-        [
-            row["size"],
-            str(row["batch"]),
-            row["mode"],
-            f"{row['compiled']:.4f}",
-            f"{row['torch']:.4f}",
-            *(against(row, solver) for solver in ("Moreau", "DIFFCP", "Clarabel")),
-            f"{row['Moreau'] / row['torch']:.0f}x",
-        ]
-        for row in rows
-    ]
+    rivals = ("Moreau", "DIFFCP", "Clarabel")
+    body = []
+    for row in rows:
+        own = [f"{row[backend]:.4f}" for backend in ("compiled", "torch")]
+        times = [*own, *(against(row, solver) for solver in rivals), f"{row['Moreau'] / row['torch']:.0f}x"]
+        body.append([row["size"], str(row["batch"]), row["mode"], *times])
+    header = ["size", "batch", "mode", "compiled", "torch", *rivals, "Moreau / torch"]
     aims = [[*map(str, aim), *judge(rows, *aim)] for aim in AIMS]
     limits = "; ".join(f"{size}: {', '.join(f'{k} {v}' for k, v in limit.items())}" for size, limit in RIVAL_LIMIT.items())
-    return "\n".join(
+    return "\n\n".join(
         [
             "Milliseconds per instance (and how many times ours, compiled):",
-            "",
             table(header, body),
-            "",
             f"Rivals are timed on at most so many instances of a batch: {limits}.",
-            "",
             "Largest duality gap / infeasibility on ten instances:",
-            "",
             table(["size", "compiled", "torch", "Moreau", "DIFFCP"], errors),
-            "",
             "What we aim at, at paper size:",
-            "",
             table(["ours", "rival", "mode", "batch", "at least", "measured", ""], aims),
         ]
     )

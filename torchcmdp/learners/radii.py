@@ -1,4 +1,4 @@
-"""The widths around plain averages that the optimistic rivals add: as published, or matched to those of WC-OPS."""
+"""The radii around plain averages that the optimistic rivals add: as published, or matched to those of WC-OPS."""
 
 from __future__ import annotations
 
@@ -9,24 +9,17 @@ from torch import Tensor
 from torchcmdp.estimation import bonus
 from torchcmdp.layout import Layout
 
-WIDTH_MODES = ("published", "matched")
+RADIUS_MODES = ("published", "matched")
 
 
-def feedback_widths(
-    mode: str,
-    visits: Tensor,
-    layout: Layout,
-    constraints: int,
-    *,
-    horizon: int,
-    delta: float,
-    bonus_scale: Tensor | float = 1.0,
+def feedback_radii(
+    mode: str, visits: Tensor, layout: Layout, constraints: int, *, horizon: int, delta: float, bonus_scale: Tensor | float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """beta^r and beta^g, how far the mean reward and the mean costs of a pair may lie from their averages.
 
     "published" takes beta^g = sqrt(2 iota' / N) with iota' = ln(6 |X| |A| (m + 1) T / delta) and N = max(1, visits), "matched"
-    takes WC-OPS's cost bonus. Rewards have half the range of costs, and so half their width in both modes: sqrt(iota' / (2 N)) is
-    Hoeffding's for [0, 1], where the published learner takes the width of costs.
+    takes WC-OPS's cost bonus. Rewards have half the range of costs, and so half their radius in both modes: sqrt(iota' / (2 N)) is
+    Hoeffding's for [0, 1], where the published learner takes the radius of costs.
 
     Args:
         mode: "published" or "matched".
@@ -35,20 +28,20 @@ def feedback_widths(
         constraints: m.
         horizon: T.
         delta: Failure probability.
-        bonus_scale: Multiplies both widths, a float or `(...)`.
+        bonus_scale: Multiplies both radii, a float or `(...)`.
 
     Returns:
         Twice `(... x L x S x A)`, zero in the padding: of rewards, and of the costs of every constraint.
     """
     if mode == "matched":
-        cost_width = bonus(visits, layout, constraints, horizon=horizon, delta=delta, bonus_scale=bonus_scale)
+        cost_radius = bonus(visits, layout, constraints, horizon=horizon, delta=delta, bonus_scale=bonus_scale)
     else:
         logarithm = math.log(6 * layout.total_states * layout.actions * (constraints + 1) * horizon / delta)
         scale = bonus_scale[..., None, None, None] if isinstance(bonus_scale, Tensor) else bonus_scale
-        cost_width = scale * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
-    return 0.5 * cost_width, cost_width
+        cost_radius = scale * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
+    return 0.5 * cost_radius, cost_radius
 
 
 def transition_kind(mode: str, confidence: str) -> str:
-    """The kind of transition widths: OptCMDP's own as published, and the kind that WC-OPS uses where they are matched."""
+    """The kind of transition radii: OptCMDP's own as published, and the kind that WC-OPS uses where they are matched."""
     return confidence if mode == "matched" else "efroni"

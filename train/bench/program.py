@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from tqdm import tqdm
 
 import torchcmdp as tc
 from torchcmdp.learners import OptCMDP
 from torchcmdp.optimistic import optimistic_optimum
-from torchcmdp.projection import SafeSet
-from train import check_positive, experiment_folder, extended_lp, parse
-from train.bench import table
+from torchcmdp.safe_set import SafeSet
+from train import extended_lp
+from train.bench import median_seconds
+from train.program import Count, bar, begin, publish, table
 
 AIM = 20
 
@@ -33,22 +31,14 @@ class Options:
       python -m train bench program --constraints 1 4 --batches 128
     """
 
-    batches: tuple[int, ...] = (1, 10, 128)
-    """How many runs are solved at once."""
-    constraints: tuple[int, ...] = (1, 2, 4)
-    """Numbers of safety constraints."""
-    episodes: int = 300
-    """Episodes that OptCMDP plays before its programs are timed."""
-    repeats: int = 20
-    """Timed repetitions of ours; the median counts."""
-    highs_instances: int = 20
-    """Instances given to HiGHS; its time per instance is their mean."""
-    seed: int = 0
-    """Of the CMDPs and of all random numbers."""
-    name: str = "bench"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments."""
+    batches: tuple[Count, ...] = (1, 10, 128)  # How many runs are solved at once.
+    constraints: tuple[Count, ...] = (1, 2, 4)  # Numbers of safety constraints.
+    episodes: Count = 300  # Episodes that OptCMDP plays before its programs are timed.
+    repeats: Count = 20  # Timed repetitions of ours; the median counts.
+    highs_instances: Count = 20  # Instances given to HiGHS; its time per instance is their mean.
+    seed: int = 0  # Of the CMDPs and of all random numbers.
+    name: str = "bench"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
 
 
 def instances(constraints: int, runs: int, episodes: int, seed: int) -> tuple[torch.Tensor, SafeSet]:
@@ -59,17 +49,6 @@ def instances(constraints: int, runs: int, episodes: int, seed: int) -> tuple[to
     for _ in range(episodes):
         learner.update(env.rollout(learner.policy))
     return learner.program()
-
-
-def median_seconds(function: Callable[[], object], repeats: int) -> float:
-    """The median time of a call, after one that is not counted."""
-    function()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
 
 
 def highs_seconds(rewards: torch.Tensor, safe_set: SafeSet, count: int) -> tuple[float, float]:
@@ -91,16 +70,9 @@ def highs_seconds(rewards: torch.Tensor, safe_set: SafeSet, count: int) -> tuple
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train bench program")
-    folder = experiment_folder(options.logdir, options.name)
-    check_positive(
-        episodes=options.episodes, repeats=options.repeats, highs_instances=options.highs_instances,
-        batches=min(options.batches, default=0), constraints=min(options.constraints, default=0),
-    )  # fmt: skip
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    options, folder = begin(Options, arguments, "bench program")
     rows = []
-    for m in tqdm(options.constraints, desc="timing", leave=False):
+    for m in bar(options.constraints, "timing", leave=False):
         rewards, safe_set = instances(m, max(options.batches), options.episodes, options.seed)
         rival, difference = highs_seconds(rewards, safe_set, options.highs_instances)
         for batch in options.batches:
@@ -113,9 +85,5 @@ def main(arguments: Sequence[str]) -> int:
             row = [str(m), str(batch), f"{1e6 * ours:,.0f}", f"{1e6 * rival:,.0f}", f"{ratio:,.0f}x{met}", f"{tried:.1f}"]
             rows.append([*row, f"{difference:.0e}"])
     header = ["m", "batch", "ours, us per instance", "HiGHS, us per instance", "faster", "policies tried", "largest difference"]
-    text = table(header, rows)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "program.md").write_text(text + "\n")
-    print(text)
-    print(f"\nWritten to {folder / 'program.md'}")
+    publish(folder / "program.md", table(header, rows))
     return 0

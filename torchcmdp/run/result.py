@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
+
+from torchcmdp import plotting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +65,11 @@ class RunResult:
         """
         return int(self.counts[tag].sum()) if tag in self.counts else None
 
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """The figures "regret" and "violation", drawn once for everybody who wants them."""
+        return plotting.figures({self.config["learner"]["name"]: self})
+
     @property
     def elastic_fraction(self) -> float:
         """The share of projections that were elastic; NaN for a learner that does not say."""
@@ -79,17 +88,3 @@ class RunResult:
 
     def _mean(self, tag: str) -> float:
         return float(self.diagnostics[tag].mean()) if tag in self.diagnostics else float("nan")
-
-
-def joined(parts: Sequence[RunResult]) -> RunResult:
-    """The results of consecutive runs, played by several processes, as one result."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    changes: dict[str, Any] = {}
-    for name in (field.name for field in fields(first)):
-        if name in ("diagnostics", "counts"):
-            changes[name] = {tag: torch.cat([getattr(part, name)[tag] for part in parts]) for tag in getattr(first, name)}
-        elif isinstance(getattr(first, name), Tensor) and name != "episodes":  # the rest is the same in every part
-            changes[name] = torch.cat([getattr(part, name) for part in parts])
-    return replace(first, **changes)

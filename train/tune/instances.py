@@ -12,6 +12,7 @@ import torchcmdp as tc
 from torchcmdp.tuning import Study
 
 KINDS = ("stochastic", "adversarial")
+HELD_OUT = 1000  # the first seed of the instances that the study never sees
 DRAWS = 1000  # of the costs after the change, until one policy is safe before and after it
 
 

@@ -10,60 +10,42 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from torchcmdp.metrics import mean_and_interval
 from torchcmdp.tuning import SCALES
-from train.tune_instances import Instances
+from train.program import bar, with_interval
+from train.tune.instances import Instances
 
 MEASURES = ("objective", "regret", "violation", "positive violation")
 PAPER: dict[str, float] = dict.fromkeys(SCALES, 1.0)
 
-# measure by method: a number an instance, the mean over its runs
+# measure by method: a number an instance
 Results = dict[str, dict[str, list[float]]]
 
 
 def evaluate(
-    instances: Instances,
-    methods: Mapping[str, Mapping[str, float]],
-    *,
-    horizon: int,
-    weight: float,
-    delta: float,
-    repeats: int,
-    seed: int,
-    progress: bool,
+    instances: Instances, methods: Mapping[str, Mapping[str, float]], horizon: int, weight: float, delta: float, seed: int
 ) -> Results:
-    """Play every method on every instance, all in one batch, and average over the runs of an instance.
+    """Play every method once on every instance, all in one batch.
 
     Intervals are then over instances, which is what a claim about instances never seen needs.
     """
     study = instances.study(horizon, weight, delta)
-    block = study.instances * repeats
-    which = torch.arange(block).repeat(len(methods)) % study.instances
+    which = torch.arange(study.instances).repeat(len(methods))
+    points = [{**PAPER, **method} for method in methods.values()]
     scales = {
-        name: torch.tensor([{**PAPER, **m}[name] for m in methods.values()], dtype=torch.float64).repeat_interleave(block)
+        name: torch.tensor([point[name] for point in points], dtype=torch.float64).repeat_interleave(study.instances)
         for name in SCALES
     }
-    with tqdm(total=horizon, unit="ep", disable=not progress, dynamic_ncols=True, desc=f"{horizon:,} episodes") as bar:
-        played = study.play(scales, which, seed, tick=bar.update)
+    with bar(None, f"{horizon:,} episodes", total=horizon, unit="ep") as shown:
+        played = study.play(scales, which, seed, tick=shown.update)
     values = (study.objective(played.parts), played.regret, played.worst_violation, played.worst_positive_violation)
-    results: Results = {}
-    for j, method in enumerate(methods):
-        rows = [x[j * block : (j + 1) * block].view(repeats, study.instances).mean(0).tolist() for x in values]
-        results[method] = dict(zip(MEASURES, rows, strict=True))
-    return results
+    rows = zip(*(x.view(len(methods), -1).tolist() for x in values), strict=True)
+    return {method: dict(zip(MEASURES, row, strict=True)) for method, row in zip(methods, rows, strict=True)}
 
 
 def of_kind(values: Sequence[float], kinds: Sequence[str], kind: str) -> Tensor:
     """The numbers of the instances of one kind."""
     return torch.tensor([value for value, k in zip(values, kinds, strict=True) if k == kind], dtype=torch.float64)
-
-
-def with_interval(values: Tensor, digits: int = 1) -> str:
-    """Mean and 95% half-width over the instances."""
-    mean, half = (float(x) for x in mean_and_interval(values))
-    return f"{mean:,.{digits}f} +- {half:,.{digits}f}"
 
 
 def rows_of(results: Results, kinds: Sequence[str], horizon: int) -> list[list[str]]:
@@ -72,7 +54,7 @@ def rows_of(results: Results, kinds: Sequence[str], horizon: int) -> list[list[s
     for kind in dict.fromkeys(kinds):
         for method, measures in results.items():
             numbers = [of_kind(measures[name], kinds, kind) for name in MEASURES]
-            cells = [with_interval(x, 3 if name == "objective" else 1) for name, x in zip(MEASURES, numbers, strict=True)]
+            cells = [with_interval(x, ",.3f" if name == "objective" else ",.1f") for name, x in zip(MEASURES, numbers, strict=True)]
             rows.append([f"{horizon:,}", kind, method, *cells])
     return rows
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from torchcmdp.metrics import mean_and_interval
 from torchcmdp.plotting import INK, PALETTE
+from train.figures import GREY, blank
 
 PARTS = ("regret", "positive violation")
 
 
 def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]]) -> Figure:
     """One panel a scale: both parts of the objective an episode, and at every point its gradient as a tangent."""
-    figure = _figure(3.6 * len(curves), 3.4)
+    figure = blank(3.6 * len(curves), 3.4)
     for j, (name, curve) in enumerate(curves.items()):
         axes = figure.add_subplot(1, len(curves), j + 1)
         x = np.asarray(curve["scale"], dtype=float)
@@ -39,7 +39,7 @@ def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]]) -> Fig
 
 def front_figure(points: Mapping[str, Mapping[str, Sequence[float]]], horizon: int) -> Figure:
     """Regret against positive violation an episode on unseen instances, with 95% intervals; the tuned ones joined by weight."""
-    figure = _figure(6.4, 4.6)
+    figure = blank(6.4, 4.6)
     axes = figure.add_subplot(1, 1, 1)
     tuned: list[tuple[float, float, float]] = []
     for j, (label, measures) in enumerate(points.items()):
@@ -49,7 +49,7 @@ def front_figure(points: Mapping[str, Mapping[str, Sequence[float]]], horizon: i
             tuned.append((float(label.split()[1]), x, y))
     if tuned:
         _, xs, ys = zip(*sorted(tuned), strict=True)
-        axes.plot(xs, ys, color="#777777", linewidth=1, zorder=1)
+        axes.plot(xs, ys, color=GREY, linewidth=1, zorder=1)
     axes.set_xlabel("positive violation an episode", color=INK)
     axes.set_ylabel("regret an episode", color=INK)
     axes.grid(True, color="#E5E5E5", linewidth=0.7)
@@ -60,9 +60,3 @@ def front_figure(points: Mapping[str, Mapping[str, Sequence[float]]], horizon: i
 def _per_episode(values: Sequence[float], horizon: int) -> tuple[float, float]:
     mean, half = mean_and_interval(torch.tensor(values, dtype=torch.float64) / horizon)
     return float(mean), float(half)
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from tqdm import tqdm
-
 import torchcmdp as tc
-from train import check_not_negative, check_positive, experiment_folder, parse
-from train.bench import table
+from train.program import Count, Whole, bar, begin, publish, table
 
 PARTS = ("policy", "rollout", "upper occupancy", "counts and costs", "safe set", "projection", "metrics")
 
@@ -30,18 +25,12 @@ class Options:
       python -m train bench episode --batches 10 --episodes 500
     """
 
-    batches: tuple[int, ...] = (1, 10, 128, 1024)
-    """How many runs are played at once."""
-    episodes: int = 200
-    """Episodes timed, after as many untimed ones."""
-    cvxpy_episodes: int = 3
-    """Episodes timed with the projection through cvxpylayers; 0 leaves it out."""
-    seed: int = 0
-    """Of the CMDP and of all random numbers."""
-    name: str = "bench"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments."""
+    batches: tuple[Count, ...] = (1, 10, 128, 1024)  # How many runs are played at once.
+    episodes: Count = 200  # Episodes timed, after as many untimed ones.
+    cvxpy_episodes: Whole = 3  # Episodes timed with the projection through cvxpylayers; 0 leaves it out.
+    seed: int = 0  # Of the CMDP and of all random numbers.
+    name: str = "bench"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
 
 
 def timed(parts: dict[str, float], part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +50,7 @@ def play(runs: int, episodes: int, warmup: int, seed: int, projection: str) -> d
     """Seconds of each part over `episodes` episodes, and of all of it under "total"."""
     cmdp = tc.random_cmdp(seed=seed)
     env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=seed)
-    learner = tc.WCOPS(cmdp.layout, cmdp.constraints, horizon=20_000, runs=runs, projection=projection)
+    learner = tc.WCOPS(cmdp.layout, cmdp.constraints, horizon=20_000, runs=runs, solver=projection)
     tracker = tc.Tracker(env)
     parts: dict[str, float] = defaultdict(float)
     for method, part in (
@@ -88,14 +77,9 @@ def play(runs: int, episodes: int, warmup: int, seed: int, projection: str) -> d
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train bench episode")
-    folder = experiment_folder(options.logdir, options.name)
-    check_positive(episodes=options.episodes, batches=min(options.batches, default=0))
-    check_not_negative(cvxpy_episodes=options.cvxpy_episodes)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    options, folder = begin(Options, arguments, "bench episode")
     rows = []
-    for runs in tqdm(options.batches, desc="timing", leave=False):
+    for runs in bar(options.batches, "timing", leave=False):
         parts = play(runs, options.episodes, options.episodes, options.seed, "newton")
         total = parts["total"]
         rest = total - sum(parts[part] for part in PARTS)
@@ -107,9 +91,5 @@ def main(arguments: Sequence[str]) -> int:
         rows.append(row)
     header = ["runs", "ms per episode", "run-episodes per s", *PARTS, "rest"]
     header += ["whole run through cvxpylayers"] if options.cvxpy_episodes > 0 else []
-    text = table(header, rows)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "episode.md").write_text(text + "\n")
-    print(text)
-    print(f"\nWritten to {folder / 'episode.md'}")
+    publish(folder / "episode.md", table(header, rows))
     return 0

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.tuning import SCALES, Descent, Study, forward_derivative, optimise, random_search
-from train import check_positive, experiment_folder, parse
-from train.bench import table
-from train.tune_evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage, with_interval
-from train.tune_figures import front_figure, sensitivity_figure
-from train.tune_instances import Instances, make_instances
+from train import program
+from train.program import Count, Positive, spelled, table, with_interval
+from train.tune.evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
+from train.tune.figures import front_figure, sensitivity_figure
+from train.tune.instances import HELD_OUT, Instances, make_instances
 
 # Where the descent begins: the paper's steps, and a fraction of its widths and threshold. At the paper's own no gradient comes from
 # them: optimistic costs are cut off at -1, intervals hold every kernel, and the threshold is out of reach.
@@ -35,7 +33,6 @@ BOX = {
 }
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the sensitivities, around what was tuned
 SENSITIVITY_RUNS = 4  # of each instance at each of these points
-HELD_OUT = 1000  # the first seed of the instances that the study never sees
 
 
 @dataclass
@@ -55,71 +52,49 @@ class Options:
       python -m train tune threshold
     """
 
-    horizon: int = 1000
-    """Episodes of a run while tuning; the result is judged at ten times as many too."""
-    weight: float = 2.0
-    """Of the positive violation in the objective."""
-    steps: int = 18
-    """Steps of the descent."""
-    instances: int = 4
-    """Seeds of the training instances, each with stochastic and with changing costs."""
-    repeats: int = 2
-    """Runs of each instance for each partial derivative."""
-    held_out: int = 16
-    """Seeds of the instances that the result is judged on."""
-    front: tuple[float, ...] = (0.5, 8.0)
+    horizon: Count = 1000  # Episodes of a run while tuning; the result is judged at ten times as many too.
+    weight: Positive = 2.0  # Of the positive violation in the objective.
+    steps: Count = 18  # Steps of the descent.
+    instances: Count = 4  # Seeds of the training instances, each with stochastic and with changing costs.
+    repeats: Count = 2  # Runs of each instance for each partial derivative.
+    held_out: Count = 16  # Seeds of the instances that the result is judged on.
+    front: Annotated[tuple[Positive, ...], program.MAY_BE_EMPTY] = (0.5, 8.0)
     """Further weights, for the front between regret and violation."""
-    front_steps: int = 5
-    """Steps of the descent for each of them, from what was tuned."""
-    widths: tuple[int, ...] = (1, 3, 3, 1)
-    """States in each layer."""
-    actions: int = 3
-    """Actions in each state."""
-    constraints: int = 2
-    """Safety constraints."""
-    delta: float = 0.01
-    """Failure probability of the confidence sets."""
-    seed: int = 0
-    """Of the training instances and of all random numbers."""
-    name: str = "tune"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments."""
-    fresh: bool = False
-    """Forget what the folder holds and start over."""
+    front_steps: Count = 5  # Steps of the descent for each of them, from what was tuned.
+    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
+    actions: Count = 3  # Actions in each state.
+    constraints: Count = 2  # Safety constraints.
+    delta: float = 0.01  # Failure probability of the confidence sets.
+    seed: int = 0  # Of the training instances and of all random numbers.
+    name: str = "tune"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+    fresh: bool = False  # Forget what the folder holds and start over.
     quick: bool = False
     """A minute's version, into LOGDIR/NAME-quick: short horizon, few steps, few instances, whatever else was asked for."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the study; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train tune")
+    options = program.parse(Options, arguments, prog="python -m train tune")
     if options.quick:
         small: dict[str, Any] = {"horizon": 200, "steps": 5, "instances": 2, "repeats": 1, "held_out": 4, "front_steps": 1}
-        options = Options(**{**asdict(options), **small, "name": f"{options.name}-quick"})
+        options = replace(options, **small, name=f"{options.name}-quick")
     folder = _check(options)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
     if options.fresh:
         _forget(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    work = Work(options, folder, sys.stderr.isatty())
-    report = work.run()
-    (folder / "report.md").write_text(report + "\n")
-    print(report)
-    print(f"\nWritten to {folder}: report.md, study.json, sensitivity.png, front.png; TensorBoard: tensorboard --logdir {folder}")
+    where = f"Written to {folder}: report.md, study.json, sensitivity.png, front.png; TensorBoard: tensorboard --logdir {folder}"
+    program.publish(folder / "report.md", Work(options, folder).run(), where)
     return 0
 
 
 def _check(options: Options) -> Path:
-    names = ("horizon", "steps", "instances", "repeats", "held_out", "front_steps", "weight", "actions", "constraints")
-    check_positive(front=options.front, **{name: getattr(options, name) for name in names})
     tc.Layout(options.widths, options.actions)  # which says what is wrong with them before anything is written
     if options.held_out < 2:
         raise tc.InvalidInput("--held-out is 1; an interval over instances needs at least 2.")
     if options.seed + options.instances > HELD_OUT:
         raise tc.InvalidInput(f"--seed is {options.seed}; training seeds must stay below {HELD_OUT}, where the unseen ones begin.")
-    return experiment_folder(options.logdir, options.name)
+    return program.experiment_folder(options.logdir, options.name)
 
 
 def _forget(folder: Path) -> None:
@@ -135,12 +110,13 @@ def _forget(folder: Path) -> None:
 class Work:
     """A study under way."""
 
-    def __init__(self, options: Options, folder: Path, progress: bool) -> None:
-        self.options, self.folder, self.progress = options, folder, progress
+    def __init__(self, options: Options, folder: Path) -> None:
+        self.options, self.folder = options, folder
         unrelated = ("name", "logdir", "fresh", "quick", "front", "front_steps", "held_out")
         self.config = {key: value for key, value in asdict(options).items() if key not in unrelated}
         self.training = self.instances(range(options.seed, options.seed + options.instances), options.horizon)
         self.study = self.training.study(options.horizon, options.weight, options.delta)
+        self.place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": program.on_terminal()}  # of every descent
 
     def instances(self, seeds: Sequence[int], horizon: int) -> Instances:
         o = self.options
@@ -153,8 +129,7 @@ class Work:
         """All stages in turn; returns the report."""
         o = self.options
         descent = Descent(steps=o.steps, repeats=o.repeats, seed=o.seed)
-        place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": self.progress}
-        found = optimise(self.study, START, descent, folder=self.folder / "descent", **place)
+        found = optimise(self.study, START, descent, folder=self.folder / "descent", **self.place)
         runs = len(START) * self.study.instances * o.repeats
         searched = self.stage("random_search", {"candidates": len(found.history)}, lambda: self.search(len(found.history), runs))
         methods = {"paper": PAPER, "tuned": found.scales, "random search": searched["best"]}
@@ -178,21 +153,18 @@ class Work:
         defaults, words = asdict(Options()), []
         for key, value in asdict(self.options).items():
             if value != defaults[key] and key not in ("name", "logdir", "fresh"):
-                option = "--" + key.replace("_", "-")
                 values = value if isinstance(value, tuple | list) else [value]
-                words.append(option if value is True else " ".join([option, *map(str, values)]))
+                words.append(spelled(key) if value is True else " ".join([spelled(key), *map(str, values)]))
         return words
 
     def search(self, candidates: int, runs: int) -> dict[str, Any]:
-        best, found = random_search(
-            self.study, BOX, candidates=candidates, runs=runs, seed=self.options.seed, progress=self.progress
-        )
+        options: dict[str, Any] = {"seed": self.options.seed, "progress": program.on_terminal()}
+        best, found = random_search(self.study, BOX, candidates=candidates, runs=runs, **options)
         return {"best": best, "points": found}
 
     def judge(self, methods: Mapping[str, Mapping[str, float]], horizon: int) -> Results:
         o = self.options
-        options: dict[str, Any] = {"weight": o.weight, "delta": o.delta, "repeats": 1, "seed": o.seed, "progress": self.progress}
-        return evaluate(self.held_out(horizon), methods, horizon=horizon, **options)
+        return evaluate(self.held_out(horizon), methods, horizon, o.weight, o.delta, o.seed)
 
     def sensitivity(self, scales: Mapping[str, float]) -> dict[str, dict[str, list[Any]]]:
         """Regret and positive violation an episode around the point, with their slopes in the logarithm, for each scale."""
@@ -221,10 +193,8 @@ class Work:
         points = {f"weight {o.weight:g}" if method == "tuned" else method: rows for method, rows in judged.items()}
         for weight in o.front:
             study = Study(self.training.environment, self.study.instances, o.horizon, weight, o.delta)
-            shorter = Descent(**{**asdict(descent), "steps": o.front_steps, "repeats": 1})
-            place = self.folder / f"descent_weight_{weight:g}"
-            options: dict[str, Any] = {"box": BOX, "config": self.config, "progress": self.progress}
-            found = optimise(study, tuned, shorter, folder=place, **options)
+            shorter = replace(descent, steps=o.front_steps, repeats=1)
+            found = optimise(study, tuned, shorter, folder=self.folder / f"descent_weight_{weight:g}", **self.place)
             label = f"weight {weight:g}"
             judge = self.stage(f"front_{weight:g}", found.scales, lambda s=found.scales, lb=label: self.judge({lb: s}, o.horizon))
             points[label] = judge[label]
@@ -244,7 +214,7 @@ class Work:
                 difference = torch.tensor(results["tuned"]["objective"]) - torch.tensor(results[rival]["objective"])
                 by_kind = [of_kind(difference.tolist(), kinds, kind) for kind in dict.fromkeys(kinds)]
                 # the two instances of a seed share their transitions and rewards, so that together they count as one
-                cells = [with_interval(x, 3) for x in (torch.stack(by_kind).mean(0), *by_kind)]
+                cells = [with_interval(x, ",.3f") for x in (torch.stack(by_kind).mean(0), *by_kind)]
                 claims.append([f"{int(horizon):,}", f"tuned - {rival}", *cells])
         return "\n\n".join(
             [

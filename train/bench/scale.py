@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
-from tqdm import tqdm
 
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.plotting import INK, PALETTE
-from train import check_device, check_positive, experiment_folder, parse
-from train.bench import table
+from train.figures import GREY, blank, tidy
+from train.program import Count, bar, begin, check_device, plus_minus, publish, table
 
 INNER_LAYERS, INNER_WIDTH = 3, 4
 DIRECTIONS = {"batches": "runs in a batch", "widths": "states in a layer", "layers": "layers of states"}
@@ -38,26 +33,17 @@ class Options:
       python -m train bench scale --batches 1 64 4096 --widths 2 8 16 --layers 3 6 12
     """
 
-    batches: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 4096)
+    batches: tuple[Count, ...] = (1, 4, 16, 64, 256, 1024, 4096)
     """Runs played at once; at least three sizes for a fit, here and in the following."""
-    widths: tuple[int, ...] = (2, 4, 8, 16, 32)
-    """States in each layer."""
-    layers: tuple[int, ...] = (2, 4, 8, 16, 32)
-    """Layers of states between the first and the last state."""
-    runs: int = 64
-    """Runs played at once while widths or layers grow."""
-    episodes: int = 20
-    """Episodes of a measurement, after as many that are not timed."""
-    repeats: int = 3
-    """Measurements of each size; the intervals of the exponents are 95% over them."""
-    seed: int = 0
-    """Of the CMDPs and of all random numbers."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    name: str = "bench"
-    """Folder of the results inside LOGDIR."""
-    logdir: str = "runs"
-    """Folder of all experiments."""
+    widths: tuple[Count, ...] = (2, 4, 8, 16, 32)  # States in each layer.
+    layers: tuple[Count, ...] = (2, 4, 8, 16, 32)  # Layers of states between the first and the last state.
+    runs: Count = 64  # Runs played at once while widths or layers grow.
+    episodes: Count = 20  # Episodes of a measurement, after as many that are not timed.
+    repeats: Count = 3  # Measurements of each size; the intervals of the exponents are 95% over them.
+    seed: int = 0  # Of the CMDPs and of all random numbers.
+    device: str = "cpu"  # Where to compute: cpu, cuda, cuda:1, ...
+    name: str = "bench"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,22 +74,14 @@ class Growth:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train bench scale")
-    folder, device = experiment_folder(options.logdir, options.name), check_device(options.device)
-    check_positive(runs=options.runs, episodes=options.episodes, repeats=options.repeats)
-    check_positive(**{name: getattr(options, name) for name in DIRECTIONS})
+    options, folder = begin(Options, arguments, "bench scale")
+    device = check_device(options.device)
     for name in DIRECTIONS:
         if len(set(getattr(options, name))) < 3:
             raise tc.InvalidInput(f"--{name} has fewer than three sizes; a fit to the larger half needs at least three.")
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
     growths = {name: grow(name, options, device) for name in DIRECTIONS}
-    folder.mkdir(parents=True, exist_ok=True)
-    plotting.save(folder / "scale.png", scale_figure(growths))
-    text = report(growths)
-    (folder / "scale.md").write_text(text + "\n")
-    print(text)
-    print(f"\nWritten to {folder / 'scale.md'}; figure: {folder / 'scale.png'}")
+    where = f"Written to {folder / 'scale.md'}; figure: {folder / 'scale.png'}"
+    publish(folder / "scale.md", report(growths), where, scale_figure(growths))
     return 0
 
 
@@ -112,7 +90,7 @@ def grow(name: str, options: Options, device: torch.device) -> Growth:
     sizes = sorted(set(getattr(options, name)))
     runs = [size if name == "batches" else options.runs for size in sizes]
     seconds = torch.zeros(options.repeats, len(sizes), dtype=torch.float64)
-    for j, size in enumerate(tqdm(sizes, desc=name, leave=False, disable=not sys.stderr.isatty())):
+    for j, size in enumerate(bar(sizes, name, leave=False)):
         width = size if name == "widths" else INNER_WIDTH
         inner = size if name == "layers" else INNER_LAYERS
         seconds[:, j] = measure((1, *[width] * inner, 1), runs[j], options, device)
@@ -148,25 +126,17 @@ def report(growths: dict[str, Growth]) -> str:
     """One table of times and one of exponents."""
     rows, fits = [], []
     for name, growth in growths.items():
-        for size, runs, seconds, speed in zip(
-            growth.sizes, growth.runs, growth.seconds.median(0).values, growth.speed, strict=True
-        ):
-            cells = [f"{int(size):,}", f"{int(runs):,}", f"{1e3 * float(seconds):,.2f}", f"{float(speed):,.0f}"]
-            rows.append([DIRECTIONS[name], *cells])
-        fits.append([DIRECTIONS[name], _exponent(growth)])
+        columns = (growth.sizes, growth.runs, 1e3 * growth.seconds.median(0).values, growth.speed)
+        for size, runs, milliseconds, speed in torch.stack(columns, dim=1).tolist():
+            rows.append([DIRECTIONS[name], f"{size:,.0f}", f"{runs:,.0f}", f"{milliseconds:,.2f}", f"{speed:,.0f}"])
+        fits.append([DIRECTIONS[name], plus_minus(*growth.exponent, ".2f")])
     times = table(["what grows", "size", "runs", "ms per episode", "run-episodes per s"], rows)
     return f"{times}\n\n{table(['what grows', 'cost grows as its power'], fits)}"
 
 
-def _exponent(growth: Growth) -> str:
-    mean, half = growth.exponent
-    return f"{mean:.2f}" if half != half else f"{mean:.2f} +- {half:.2f}"
-
-
 def scale_figure(growths: dict[str, Growth]) -> Figure:
     """Run-episodes per second against each size, on logarithmic axes, with the fits."""
-    figure = Figure(figsize=(4.2 * len(growths), 3.9), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(4.2 * len(growths), 3.9)
     first: Axes | None = None
     for j, (name, growth) in enumerate(growths.items()):
         axes = figure.add_subplot(1, len(growths), j + 1, sharey=first)
@@ -188,16 +158,11 @@ def _draw(axes: Axes, growth: Growth, colour: str) -> None:
     # the fit of the cost, as a speed, through the middle of the points that it was made for
     power = growth.runs.log()[half:].numpy() - growth.exponent[0] * growth.sizes.log()[half:].numpy()
     fit = power - power.mean() + growth.speed.log()[half:].mean().item()
-    axes.plot(
-        sizes[half:], torch.from_numpy(fit).exp().numpy(), color="#777777", linestyle="--", linewidth=1.2, label="fit", zorder=2
-    )
+    fitted = torch.from_numpy(fit).exp().numpy()
+    axes.plot(sizes[half:], fitted, color=GREY, linestyle="--", linewidth=1.2, label="fit", zorder=2)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [f"{int(size):,}" for size in sizes])
     axes.minorticks_off()
-    axes.tick_params(labelsize=9, colors=INK)
-    axes.grid(True, color="#E5E5E5", linewidth=0.7)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    tidy(axes, labelsize=9)
     axes.legend(fontsize=9, frameon=False, labelcolor=INK)

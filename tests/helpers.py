@@ -1,0 +1,77 @@
+"""Learners that move, what they play in, and how: one `simulator` and one `play` for all tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import torchcmdp as tc
+from torchcmdp.cmdp import LayeredCMDP
+from torchcmdp.layout import Layout
+from torchcmdp.trajectory import Trajectory
+
+LAYOUT = Layout((1, 2, 3, 1), 2)
+HORIZON = 100
+SMALL: dict[str, Any] = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.05, "radius_scale": 0.1}
+# Gamma reacts within a few episodes, and safe sets run empty
+ADAPTIVE = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.02, "radius_scale": 0.05, "threshold_scale": 0.0002}
+# settings with which a dozen episodes move every part of a learner
+SETTINGS: dict[str, dict[str, Any]] = {
+    "wc-ops": {"threshold_scale": 0.0002, **SMALL},
+    "uob-reps": SMALL,
+    "opt-cmdp": {"bonus_scale": 0.05, "radius_scale": 0.1},
+    "greedy": {},
+    "opt-primal-dual": {"bonus_scale": 0.001, "radius_scale": 0.001, "primal_step": 0.3, "dual_step": 0.2},
+    "pdb-ps": {"eta": 0.5, "gamma": 0.1, "share": 0.02, "dual_step": 0.2, "radius_scale": 0.1},
+}
+# solvers read their convergence on the host unless they are told how long to work; more iterations take the same path
+ON_META: dict[str, dict[str, Any]] = {
+    "wc-ops": {"solver": tc.Newton(backend="torch", fixed_iterations=1)},
+    "uob-reps": {"solver": tc.Newton(backend="torch", fixed_iterations=1)},
+    "opt-cmdp": {"solver": tc.ColumnGeneration(backend="torch", fixed_iterations=1)},
+    "greedy": {"solver": tc.ColumnGeneration(backend="torch", fixed_iterations=1)},
+}
+
+
+def simulator(cmdp: LayeredCMDP, runs: int = 1, seed: int = 0, first_run: int = 0) -> tc.Simulator:
+    rewards, costs = tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1)
+    return tc.Simulator(cmdp, rewards, costs, runs=runs, seed=seed, first_run=first_run)
+
+
+def play(learner: tc.Learner, env: Any, episodes: int) -> list[Trajectory]:
+    """Let the learner play and learn, and return what it saw."""
+    seen = []
+    for _ in range(episodes):
+        seen.append(env.rollout(learner.policy))
+        learner.update(seen[-1])
+    return seen
+
+
+class World:
+    """CMDPs with random transitions and coin-flip feedback, one a run, where run j's draws depend on (seed, j) alone."""
+
+    def __init__(self, layout: Layout, constraints: int, seed: int, runs: list[int], low: float = -0.6, high: float = 0.9) -> None:
+        self.layout, self.m = layout, constraints
+        self.rngs = [np.random.default_rng([seed, j]) for j in runs]
+        n, A = layout.widths, layout.actions
+        self.P = [[rng.dirichlet(np.ones(n[k + 1]), (n[k], A)) for k in range(layout.layers)] for rng in self.rngs]
+        self.costs = [[rng.uniform(low, high, (n[k], A, constraints)) for k in range(layout.layers)] for rng in self.rngs]
+
+    def rollout(self, policy: torch.Tensor) -> Trajectory:
+        episodes = [self._one(j, policy[j].detach().numpy()) for j in range(len(self.rngs))]
+        states, actions, rewards, costs = (np.stack(part) for part in zip(*episodes, strict=True))
+        dtype = policy.dtype
+        index = (torch.tensor(states[:, :-1]), torch.tensor(actions), torch.tensor(states[:, 1:]))
+        return Trajectory(*index, torch.tensor(rewards, dtype=dtype), torch.tensor(costs, dtype=dtype))
+
+    def _one(self, j: int, policy: np.ndarray) -> tuple[np.ndarray, ...]:
+        L, rng = self.layout.layers, self.rngs[j]
+        states, actions, costs = [0], [], np.zeros((L, self.m))
+        for k in range(L):
+            actions.append(int((rng.random() > policy[k, states[k]].cumsum()[:-1]).sum()))
+            row = self.P[j][k][states[k], actions[k]]
+            states.append(int((rng.random() > row.cumsum()[:-1]).sum()))
+            costs[k] = np.where(rng.random(self.m) < (1 + self.costs[j][k][states[k], actions[k]]) / 2, 1.0, -1.0)
+        return np.array(states), np.array(actions), rng.random(L), costs

@@ -1,0 +1,197 @@
+"""The run folder: one process at a time, a checkpoint that is always whole, the settings, the table, the TensorBoard events."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import weakref
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchcmdp.errors import RunFolderError
+from torchcmdp.events import EVENTS, RunWriter, flatten
+from torchcmdp.files import append_to_file, disk, write_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT = 4
+ADVICE = "take another folder (--name), or start over with fresh=True (--fresh)"
+
+
+class RunFolder:
+    """The folder of one run. Only one process may use it at a time.
+
+    Whatever a process that dies leaves behind, the checkpoint is whole: `begin` makes the other files again from what it holds.
+
+    Args:
+        path: Where; created if need be.
+        fresh: Forget what it holds.
+    """
+
+    def __init__(self, path: Path, fresh: bool = False) -> None:
+        self.path, self.fresh = path, fresh
+        self._writer: RunWriter | None = None
+        self._columns: list[str] = []
+        self._resuming = False
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._release = _lock(self)
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be used as a run folder: {error.strerror or error}.") from error
+
+    def checkpoint(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The state to continue from, None where there is none; one damaged or of other settings is refused. Writes nothing."""
+        if self.fresh:
+            return None
+        try:
+            state = _load(self.path / "checkpoint.pt")
+            if state is not None:
+                _compare(self.path, json.loads(state["config"]), config)
+            elif (self.path / "config.json").exists():
+                _compare(self.path, _read_json(self.path / "config.json"), config)
+        except BaseException:
+            self.close()
+            raise
+        self._resuming = state is not None
+        return state
+
+    def begin(
+        self,
+        config: Mapping[str, Any],
+        rows: Sequence[Mapping[str, float]],
+        banded: Sequence[str],
+        extras: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        """Bring the files to the state of a run with these logging points.
+
+        Args:
+            config: All settings.
+            rows: The logging points so far.
+            banded: The tags with a 95% band.
+            extras: Of each of the points, what goes to TensorBoard alone.
+        """
+        write_file(self.path / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+        old = {file for name in (".*.tmp", EVENTS) for file in self.path.glob(name)}
+        old |= set() if self._resuming else {self.path / "checkpoint.pt"}
+        old |= set() if rows else {self.path / "metrics.csv"}
+        self._writer = RunWriter(self.path, anew=self._resuming)
+        self._writer.describe(config, banded)
+        for row, extra in zip(rows, extras or [{}] * len(rows), strict=True):
+            self._writer.add(int(row["episode"]), _scalars(row, extra))
+        self._writer.flush()
+        if rows:
+            self._columns = list(rows[0])
+            write_file(self.path / "metrics.csv", _table(self._columns, rows, head=True))
+        with disk(self.path):
+            for file in sorted(old - {self._writer.path}):  # the checkpoint goes first: without it the others mean nothing
+                file.unlink(missing_ok=True)
+
+    def save(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Write a checkpoint; until it is safe on the disk the previous one stays."""
+        content = io.BytesIO()
+        torch.save({"format": FORMAT, "config": json.dumps(config), **state}, content)
+        write_file(self.path / "checkpoint.pt", content.getbuffer())
+
+    def append(self, row: Mapping[str, float], extra: Mapping[str, float]) -> None:
+        """Write one logging point; `extra` goes to TensorBoard alone."""
+        self.append_row(row)
+        if self._writer is not None:
+            self._writer.point(int(row["episode"]), _scalars(row, extra))
+
+    def append_row(self, row: Mapping[str, float]) -> None:
+        """Write one row of `metrics.csv` and nothing to TensorBoard."""
+        new, self._columns = not self._columns, self._columns or list(row)
+        append_to_file(self.path / "metrics.csv", _table(self._columns, [row], head=new))
+
+    def finish(self, figures: Mapping[str, Figure], episode: int) -> None:
+        """Add the figures and mark the run as successful."""
+        if self._writer is not None:
+            self._writer.images(figures, episode)
+            self._writer.finish()
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        self._release()
+
+
+def _lock(folder: RunFolder) -> Callable[[], Any]:
+    """Refuse a folder that another process is using; the lock ends with its process, however that ends, or with a call."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return lambda: None
+    descriptor = os.open(folder.path, os.O_RDONLY)
+    release = weakref.finalize(folder, os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        release()
+        raise RunFolderError(
+            f"{folder.path} is in use by another process; wait until it ends, or take another folder (--name)."
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return release
+
+
+def _scalars(row: Mapping[str, float], extra: Mapping[str, float]) -> dict[str, float]:
+    return {**{tag: value for tag, value in row.items() if tag != "episode"}, **extra}
+
+
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, float]], *, head: bool) -> bytes:
+    """Lines of `metrics.csv`."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore")
+    if head:
+        writer.writeheader()
+    writer.writerows({**row, "episode": int(row["episode"])} for row in rows)
+    return text.getvalue().encode()
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    """A checkpoint's content, None where there is none."""
+    if not path.exists():
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch does not check the sums that it stores
+            broken = archive.testzip()
+        if broken is not None:
+            raise ValueError(f"{broken} has a wrong checksum")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state["format"] != FORMAT:
+            raise ValueError(f"it has format {state['format']} and this version reads {FORMAT}")
+        return dict(state)
+    except Exception as error:  # whatever a damaged file makes zipfile, pickle or torch raise
+        raise RunFolderError(f"the checkpoint {path} cannot be read ({brief(error)}); {ADVICE}.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read ({brief(error)}); {ADVICE}.") from error
+
+
+def _compare(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to mix two runs in one folder, naming the first setting in which they differ."""
+    before, after = flatten(old), flatten(new)
+    for name in [*after, *(name for name in before if name not in after)]:
+        if json.dumps(before.get(name)) != json.dumps(after.get(name)):
+            raise RunFolderError(
+                f"{path} holds a run with {name} = {json.dumps(before.get(name))}, and this one has {json.dumps(after.get(name))}; "
+                f"{ADVICE}."
+            )
+
+
+def brief(error: Exception) -> str:
+    """The first line of an error, without its full stop."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]

@@ -1,0 +1,175 @@
+"""The loop around a session: resume, play, log, save, stop when asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from torchcmdp.distributed import Crew, join
+from torchcmdp.errors import RunFolderError
+from torchcmdp.folder import ADVICE, RunFolder, brief
+from torchcmdp.run.options import RunOptions
+from torchcmdp.run.result import RunResult
+from torchcmdp.run.session import BANDED, Session
+
+MEETING_SECONDS = 0.5  # how long processes play before they talk: a request to stop is heard within this time
+
+
+@dataclass
+class Job:
+    """A session, and what is written about it where."""
+
+    session: Session
+    logdir: str | os.PathLike[str] | None
+    options: RunOptions
+    folder: RunFolder | None = None  # in process 0, if there is a logdir
+
+    def carry_out(self) -> RunResult:
+        """Resume, play what is left, finish."""
+        session, crew = self.session, self.session.crew
+        try:
+            state = crew.deal(self._open)
+            if state is not None:
+                self._restore(state)
+            if session.completed:
+                return session.result()
+            crew.deal(self._begin)
+            self._play()
+            result = session.result()
+            if session.completed:
+                if self.folder is not None:
+                    self.folder.finish(result.figures if self.options.images else {}, session.played)
+                self._save()  # last of all: this says that the run is finished
+            return result
+        finally:
+            if self.folder is not None:
+                self.folder.close()
+
+    def _open(self) -> list[dict[str, Any] | None]:
+        """In process 0: for every process the state that its runs continue from, None for a new run."""
+        session = self.session
+        if self.logdir is None:
+            return [None] * session.crew.size
+        self.folder = RunFolder(Path(self.logdir), self.options.fresh)
+        state = self.folder.checkpoint(session.config)
+        return [None] * session.crew.size if state is None else session.crew.divide(state, state["axes"])
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        session, first = self.session, state["first_episode"]
+        # a simulator that stands where the checkpoint does is the interrupted one itself, still in memory
+        if session.first_episode not in (first, first + state["played"]):
+            raise RunFolderError(
+                f"the run in {self.logdir} began when its simulator had played {first} episodes, but this one has played "
+                f"{session.first_episode}; {ADVICE}."
+            )
+        try:
+            session.restore(state)
+        except Exception as error:  # whatever a foreign state dictionary makes somebody's learner raise
+            raise RunFolderError(
+                f"the checkpoint in {self.logdir} does not fit this learner and simulator: {brief(error)}."
+            ) from error
+
+    def _begin(self) -> list[None]:
+        """In process 0: bring the folder to where the session stands."""
+        if self.folder is not None:
+            self.folder.begin(self.session.config, self.session.rows, BANDED, self.session.extras)
+        return [None] * self.session.crew.size
+
+    def _play(self) -> None:
+        """Play what is left of the run, until it is complete or interrupted."""
+        session, crew, options = self.session, self.session.crew, self.options
+        bar = tqdm(
+            total=session.episodes,
+            initial=session.played,
+            unit="ep",
+            disable=not (self.options.progress and crew.leads),
+            dynamic_ncols=True,
+        )
+        saved, meetings, stopped = time.monotonic(), _Meetings(crew, session.played), False
+        with _interruptible(patient=crew.size > 1) as stop, bar:
+            while not session.completed and not stopped:
+                session.step()
+                bar.update()
+                if session.due:
+                    self._log(bar)
+                late = time.monotonic() - saved >= options.checkpoint_every
+                stopped, save = meetings.hold(session.played, stop.is_set(), late)
+                save = save or (options.checkpoint_episodes is not None and session.played % options.checkpoint_episodes == 0)
+                if (save or stopped) and not session.completed:
+                    self._save()
+                    saved = time.monotonic()
+            if not session.due:
+                self._log(bar)
+
+    def _save(self) -> None:
+        """Write a checkpoint of the runs of all processes."""
+        session = self.session
+        if self.logdir is None or not (session.resumable or session.completed):
+            return
+        states = session.crew.collect(session.state())
+        if self.folder is not None and states is not None:
+            self.folder.save(join(states, states[0]["axes"]), session.config)
+
+    def _log(self, bar: tqdm[Any]) -> None:
+        row, extra = self.session.record()
+        bar.set_postfix_str(f"regret {row['Regret/cumulative']:,.1f}, violation {row['Violation/cumulative']:,.1f}", refresh=False)
+        if self.folder is not None and self.session.due:
+            self.folder.append(row, extra)
+        elif self.folder is not None:  # where a run was interrupted: an uninterrupted one has no such point in its curves
+            self.folder.append_row(row)
+
+
+class _Meetings:
+    """When processes that share a batch talk: all at the same episode, so that they stop and save together."""
+
+    def __init__(self, crew: Crew, played: int) -> None:
+        self._crew, self._next, self._last = crew, played + 1, (time.monotonic(), played)
+
+    def hold(self, played: int, stop: bool, save: bool) -> tuple[bool, bool]:
+        """Whether all stop, which any of them may ask for, and whether all save, which process 0 says."""
+        if self._crew.size == 1:
+            return stop, save
+        if played < self._next:
+            return False, False
+        now = time.monotonic()
+        pace = (played - self._last[1]) / max(now - self._last[0], 1e-9)
+        self._last = (now, played)
+        said = self._crew.tell((stop, save, max(1, int(pace * MEETING_SECONDS))))
+        self._next = played + said[0][2]
+        return any(stops for stops, _, _ in said), said[0][1]
+
+
+@contextmanager
+def _interruptible(*, patient: bool) -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into a request to stop after the episode, so that no state is saved half-updated.
+
+    A second one of a kind has its usual effect, unless `patient`: torchrun may send what its workers have received already.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
+        yield stop
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+    def request(number: int, frame: Any) -> None:
+        stop.set()
+        if not patient:
+            signal.signal(number, usual[number])
+
+    for number in previous:
+        signal.signal(number, request)
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

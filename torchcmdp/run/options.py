@@ -1,0 +1,67 @@
+"""How a run is logged and kept."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import TypedDict
+
+from torchcmdp.errors import InvalidInput
+
+POINTS = 200
+MOST_POINTS = 10_000
+
+
+class RunKeywords(TypedDict, total=False):
+    """The keyword arguments of `run` and `run_split` that are options: see `RunOptions`."""
+
+    progress: bool
+    fresh: bool
+    checkpoint_every: float
+    checkpoint_episodes: int | None
+    images: bool
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is logged and kept.
+
+    Attributes:
+        log_every: Episodes between logging points; about 200 points by default, and never more than 10,000: of a smaller number
+            the least that gives no more is taken, with a warning. The last episode is always a point.
+        progress: Show a progress bar.
+        fresh: Forget what the folder holds and start over.
+        checkpoint_every: Seconds between checkpoints.
+        checkpoint_episodes: Episodes between checkpoints, besides those that the time asks for; none by default.
+        images: Put the final figures in TensorBoard's Images tab.
+    """
+
+    log_every: int | None = None
+    progress: bool = True
+    fresh: bool = False
+    checkpoint_every: float = 30.0
+    checkpoint_episodes: int | None = None
+    images: bool = True
+
+    def __post_init__(self) -> None:
+        for name, between in (("log_every", "logging points"), ("checkpoint_episodes", "checkpoints")):
+            value = getattr(self, name)
+            if value is not None and int(value) < 1:
+                raise InvalidInput(f"{name} is {value}; there must be at least one episode between {between}.")
+
+    def spacing(self, episodes: int) -> int:
+        """How many episodes lie between the logging points of a run of so many."""
+        if int(episodes) < 1:
+            raise InvalidInput(f"episodes is {episodes}; a run needs at least one.")
+        if self.log_every is None:
+            return max(1, int(episodes) // POINTS)
+        least = math.ceil(int(episodes) / MOST_POINTS)
+        if int(self.log_every) < least:
+            points = int(episodes) // int(self.log_every)
+            warnings.warn(
+                f"log_every is {self.log_every}, which would make {points:,} logging points; every {least} episodes are logged "
+                f"instead, so that there are at most {MOST_POINTS:,}.",
+                stacklevel=3,
+            )
+        return max(int(self.log_every), least)

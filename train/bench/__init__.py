@@ -1,0 +1,40 @@
+"""`python -m train bench projection|program|episode|scale|imports`: where the time goes, and how we compare with other solvers."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from train.program import Command, hand_over, listing
+
+BENCHMARKS = {
+    "projection": Command(
+        "train.bench.projection",
+        "our projection against cvxpylayers (Moreau, DIFFCP) and Clarabel, same instances, same run",
+    ),
+    "program": Command("train.bench.program", "the optimistic linear program of OptCMDP, a whole batch at once, against HiGHS"),
+    "episode": Command("train.bench.episode", "where an episode of WC-OPS spends its time, and the same run through cvxpylayers"),
+    "scale": Command("train.bench.scale", "how its cost grows with the batch, the widths and the layers"),
+    "imports": Command("train.bench.imports", "what `import torchcmdp` takes beside `import torch`"),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Hand over to one benchmark; returns the exit code."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(listing("python -m train bench NAME [options]", BENCHMARKS))
+        print("\nExample: python -m train bench projection --sizes paper --batches 10 128\nEach has --help.")
+        return 0
+    return hand_over(BENCHMARKS, arguments[0], arguments[1:], "a benchmark")
+
+
+def median_seconds(work: Callable[[], object], least: int = 1, seconds: float = 0.0) -> float:
+    """The median time of doing the work so many times, and for so many seconds, at least; after once that is not counted."""
+    work()
+    times: list[float] = []
+    while sum(times) < seconds or len(times) < least:
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -1,0 +1,285 @@
+"""What programs share: options and what is wrong with them in one sentence, names, one thread, tables, and the output folder."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import difflib
+import importlib
+import inspect
+import io
+import math
+import os
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
+
+import torch
+import tyro
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+from torchcmdp import plotting
+from torchcmdp.errors import InvalidInput
+from torchcmdp.learners import LEARNERS, WCOPS
+from torchcmdp.metrics import mean_and_interval
+
+Options = TypeVar("Options")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Bound(NamedTuple):
+    """What the numbers of an option must keep, said in its type."""
+
+    holds: Callable[[float], bool]
+    words: str
+
+
+POSITIVE = Bound(lambda value: value > 0, "it must be greater than zero")
+NOT_NEGATIVE = Bound(lambda value: value >= 0, "it must not be negative")
+Count, Positive = Annotated[int, POSITIVE], Annotated[float, POSITIVE]
+Whole, NotNegative = Annotated[int, NOT_NEGATIVE], Annotated[float, NOT_NEGATIVE]
+MAY_BE_EMPTY = "may be empty"  # in the type of an option with several values; others need one at least
+
+
+def begin(options: type[Options], arguments: Sequence[str], command: str) -> tuple[Options, Path]:
+    """The options of a command and the folder that it writes to, which is not made yet."""
+    found: Any = parse(options, arguments, prog=f"python -m train {command}")
+    return found, experiment_folder(found.logdir, found.name)
+
+
+def parse(options: type[Options], arguments: Sequence[str], *, prog: str) -> Options:
+    """Read a dataclass of options from the command line.
+
+    Raises:
+        InvalidInput: With one sentence, for anything that cannot be read.
+        SystemExit: With code 0, after --help.
+    """
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            found, unknown = tyro.cli(
+                options,
+                prog=prog,
+                description=inspect.getdoc(options),  # whole: of its own accord tyro leaves out the section of examples
+                args=list(arguments),
+                return_unknown_args=True,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as end:
+        if end.code in (0, None):
+            raise
+        _complain(options, arguments, complaint.getvalue(), prog)
+    if unknown:
+        _complain_unknown(options, unknown[0], prog)
+    _check_numbers(found)
+    return found
+
+
+def _check_numbers(found: Any) -> None:
+    """What holds for the options of every command: numbers are finite and within bounds, lists hold something."""
+    types = typing.get_type_hints(type(found), include_extras=True)
+    for field in dataclasses.fields(found):
+        value, option, kind = getattr(found, field.name), spelled(field.name), types[field.name]
+        if value == () != field.default and MAY_BE_EMPTY not in getattr(kind, "__metadata__", ()):
+            raise InvalidInput(f"{option} got no value; expected {_expected(typing.get_type_hints(type(found))[field.name])}.")
+        bound = _bound(kind)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise InvalidInput(f"{option} is {number}; it must be a finite number.")
+            if bound and number is not None and not bound.holds(number):
+                raise InvalidInput(f"{option} is {number:g}; {bound.words}.")
+    seed = getattr(found, "seed", 0)
+    if not 0 <= seed < 2**32:
+        raise InvalidInput(f"--seed is {seed}; it must be a whole number with 0 <= seed < 2**32.")
+    delta = getattr(found, "delta", 0.5)
+    if not 0 < delta < 1:
+        raise InvalidInput(f"--delta is {delta}; it must lie strictly between 0 and 1.")
+
+
+def _bound(kind: Any) -> Bound | None:
+    """What the type of an option says about its numbers, `tuple[Count, ...]` as well as `Count | None`."""
+    own = next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Bound)), None)
+    return own or next(filter(None, map(_bound, typing.get_args(kind))), None)
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name, if this machine has it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InvalidInput(f"--device {name} cannot be used here: PyTorch finds no such device; try --device cpu.") from error
+    if device.type == "meta":
+        raise InvalidInput("--device meta holds no numbers; try --device cpu.")
+    return device
+
+
+def experiment_folder(logdir: str, name: str) -> Path:
+    """<logdir>/<name>, where the name is one plain folder."""
+    if not name or name in (".", "..") or re.search(r"[/\\\0]", name):
+        raise InvalidInput(f"--name {name!r} must be one plain folder name inside {logdir}, without slashes.")
+    folder = Path(logdir) / name
+    ancestor = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
+        raise InvalidInput(f"{folder} cannot be written to, because {ancestor} is not a folder in which you may write.")
+    return folder
+
+
+def _complain_unknown(options: type, token: str, prog: str) -> NoReturn:
+    if not token.startswith("-"):
+        raise InvalidInput(f"{token!r} is not an option of {prog}; see {prog} --help.")
+    given = token.partition("=")[0]
+    near = difflib.get_close_matches(given, [spelled(f.name) for f in dataclasses.fields(options)], n=1, cutoff=0.7)
+    hint = f"did you mean {near[0]}?" if near else f"see {prog} --help."
+    raise InvalidInput(f"{given} is not an option of {prog}; {hint}")
+
+
+def _complain(options: type, arguments: Sequence[str], message: str, prog: str) -> NoReturn:
+    """Turn tyro's framed paragraphs into one sentence about the option they name."""
+    text = " ".join(re.sub(r"[^\x20-\x7e\n]", " ", message).split())
+    types = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):
+        option = spelled(field.name)
+        if re.search(rf"{re.escape(option)}(?![\w-])", text):
+            expected = _expected(types[field.name])
+            given = _given(arguments, option)
+            raise InvalidInput(f"{option} got {given}; expected {expected}.")
+    raise InvalidInput(f"{text[:200].rstrip('. ')}; see {prog} --help.")
+
+
+def _given(arguments: Sequence[str], option: str) -> str:
+    """The values that followed an option, in words."""
+    values: list[str] = []
+    for j, token in enumerate(arguments):
+        if token.startswith(f"{option}="):
+            values = [token.partition("=")[2]]
+        elif token == option:
+            rest = list(arguments[j + 1 :])
+            end = next((i for i, value in enumerate(rest) if value.startswith("--")), len(rest))
+            values = rest[:end]
+    return repr(" ".join(values)) if values else "no value"
+
+
+def _expected(kind: Any) -> str:
+    """What an option of this type takes, in words."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if typing.get_origin(kind) is tuple:
+        return {int: "whole numbers", float: "numbers"}.get(arguments[0], "values") + " separated by spaces"
+    if type(None) in arguments:
+        return _expected(next(a for a in arguments if a is not type(None)))
+    return {int: "a whole number", float: "a number", bool: "no value, since it is a switch"}.get(kind, "a value")
+
+
+def spelled(name: str) -> str:
+    """The option of that name as one types it."""
+    return "--" + name.replace("_", "-")
+
+
+class Command(NamedTuple):
+    """A program: the module whose `main(arguments)` it is, and one line about it."""
+
+    module: str
+    purpose: str
+
+
+def choose(name: str, names: Iterable[str], what: str) -> None:
+    """Refuse a name that is none of these, and say which of them is nearest."""
+    if name not in (known := list(names)):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}."
+        raise InvalidInput(f"{name!r} is not {what}; {hint}")
+
+
+def hand_over(commands: Mapping[str, Command], name: str, arguments: Sequence[str], what: str) -> int:
+    """Run the command of that name; returns the exit code."""
+    choose(name, commands, what)
+    code: int = importlib.import_module(commands[name].module).main(arguments)
+    return code
+
+
+def listing(usage: str, commands: Mapping[str, Command]) -> str:
+    """How commands are called, and a line for each of them."""
+    return "\n".join([f"usage: {usage}\n", *(f"  {name:<12}{command.purpose}" for name, command in commands.items())])
+
+
+def settings_of(learner: str) -> set[str]:
+    """The names of the settings that a learner takes on the command line, where --solver names solvers of the projection."""
+    names = set(inspect.signature(LEARNERS[learner]).parameters)
+    return names if issubclass(LEARNERS[learner], WCOPS) else names - {"solver"}
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread, unless OMP_NUM_THREADS is set: the tensors of an episode are too small to share among threads.
+
+    Two torch threads on a busy machine can be 20 times slower than one; the compiled kernels have threads of their own.
+    """
+    before = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def on_terminal() -> bool:
+    """Whether somebody is looking on, who wants to see a progress bar."""
+    return sys.stderr.isatty()
+
+
+def bar(iterable: Iterable[Any] | None, name: str, **options: Any) -> tqdm[Any]:
+    """The same things one after the other, with a progress bar where somebody is looking on."""
+    return tqdm(iterable, desc=name, disable=not on_terminal(), dynamic_ncols=True, **options)
+
+
+def interrupted(when: str, fresh: bool) -> int:
+    """Say that a program stopped early and how it goes on; returns the exit code."""
+    command = "the same command without --fresh" if fresh else "the same command"
+    print(f"Interrupted{when}; {command} continues from there.", file=sys.stderr)
+    return 130
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns."""
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[j]) for row in cells) for j in range(len(header))]
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def plus_minus(mean: float, half: float, form: str = ",.1f") -> str:
+    """A mean and the half-width of its interval; the mean alone where a single run has no interval."""
+    return f"{mean:{form}}" if half != half else f"{mean:{form}} +- {half:{form}}"
+
+
+def with_interval(values: Tensor, form: str = ",.1f") -> str:
+    """The mean over runs or instances, `(n,)`, and its 95% interval."""
+    return plus_minus(*(float(x) for x in mean_and_interval(values)), form)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file with a row for each, whose columns are those of the first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def publish(path: Path, text: str, where: str = "", figure: Figure | None = None) -> None:
+    """Write a report, with its figure beside it, and print it with a word on where all that belongs to it can be found."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+    if figure is not None:
+        plotting.save(path.with_suffix(".png"), figure)
+    print(f"{text}\n\n{where or f'Written to {path}'}")

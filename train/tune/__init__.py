@@ -1,0 +1,24 @@
+"""`python -m train tune [study|horizons|threshold]`: constants for WC-OPS by gradient, and an empirical threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from train.program import Command, hand_over
+
+STUDIES = {
+    "study": Command(
+        "train.tune.study", "find constants by gradient, and compare them on instances never seen (what `tune` alone does)"
+    ),
+    "horizons": Command("train.tune.horizons", "the paper's constants against the practical ones at several horizons"),
+    "threshold": Command(
+        "train.tune.threshold", "the empirical violation threshold: its premise, and what it does when costs change"
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Hand over to one of them; returns the exit code."""
+    rest = list(arguments)
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else "study"
+    return hand_over(STUDIES, name, rest, "a part of python -m train tune")

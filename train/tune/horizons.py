@@ -1,0 +1,56 @@
+"""The paper's constants against the practical ones, at several horizons, on instances that no study has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torchcmdp as tc
+from torchcmdp.learners.practical import PRACTICAL_SCALES
+from train.program import Count, Positive, begin, publish, table
+from train.tune.evaluate import MEASURES, PAPER, evaluate, rows_of, stage
+from train.tune.instances import HELD_OUT, KINDS, make_instances
+
+
+@dataclass
+class Options:
+    """Play WC-OPS with the paper's constants and with those of `WCOPS.practical` on the same instances, at several horizons.
+
+    Every horizon is a run of its own, since the constants depend on it. The instances have seeds from 1000 on, which
+    `python -m train tune` does not tune on, and the size of the main job, which is another than that of the study.
+
+    Examples:
+      python -m train tune horizons
+      python -m train tune horizons --horizons 1000 10000 100000 --instances 10
+    """
+
+    horizons: tuple[Count, ...] = (1000, 10_000)  # Episodes of a run.
+    instances: int = 10  # Seeds of instances, each with stochastic and with changing costs.
+    weight: Positive = 2.0  # Of the positive violation in the objective.
+    widths: tuple[int, ...] = (1, 4, 4, 4, 1)  # States in each layer.
+    actions: int = 3  # Actions in each state.
+    constraints: int = 2  # Safety constraints.
+    delta: float = 0.01  # Failure probability of the confidence sets.
+    seed: int = 0  # Of all random numbers.
+    name: str = "tune-horizons"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play all horizons; returns the exit code."""
+    options, folder = begin(Options, arguments, "tune horizons")
+    if options.instances < 2:
+        raise tc.InvalidInput(f"--instances is {options.instances}; an interval over instances needs at least 2.")
+    methods = {"paper": PAPER, "practical": PRACTICAL_SCALES}
+    size = (options.widths, options.actions, options.constraints)
+    settings: dict[str, Any] = {"weight": options.weight, "delta": options.delta, "seed": options.seed}
+    rows = []
+    for horizon in options.horizons:
+        instances = make_instances(*size, range(HELD_OUT, HELD_OUT + options.instances), horizon)
+        config = {**settings, "size": size, "instances": options.instances, "methods": methods, "kinds": KINDS}
+        results = stage(folder, f"horizon_{horizon}", config, lambda i=instances, T=horizon: evaluate(i, methods, T, **settings))
+        rows += rows_of(results, instances.kinds, horizon)
+    header = ["episodes", "costs", "constants", *MEASURES]
+    publish(folder / "report.md", table(header, sorted(rows, key=lambda row: KINDS.index(row[1]))))
+    return 0
