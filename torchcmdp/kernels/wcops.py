@@ -24,10 +24,18 @@ from torchcmdp.kernels.estimation import (
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.newton import Work
 from torchcmdp.kernels.options import formula, kernel
-from torchcmdp.kernels.projection import ELASTIC, Limits, workspace
+from torchcmdp.kernels.projection import ELASTIC, INVALID, MAX_ITERATIONS, Limits, workspace
 from torchcmdp.kernels.solver import project_at
 
-TAGS = ("Solver/iterations", "Solver/residual", "Solver/elastic", "Learner/gamma_active", "Learner/max_beta")
+TAGS = (
+    "Solver/iterations",
+    "Solver/residual",
+    "Solver/elastic",
+    "Solver/max_iterations",
+    "Solver/invalid",
+    "Learner/gamma_active",
+    "Learner/max_beta",
+)
 
 
 class Settings(NamedTuple):
@@ -244,6 +252,8 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     last[0, run] = iterations
     last[1, run] = residual
     last[2, run] = 1.0 if status == ELASTIC else 0.0
-    last[3, run] = active
-    last[4, run] = largest
+    last[3, run] = 1.0 if status == MAX_ITERATIONS else 0.0
+    last[4, run] = 1.0 if status == INVALID else 0.0
+    last[5, run] = active
+    last[6, run] = largest
     return status

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from torch.autograd import forward_ad
 from torchcmdp.confidence import CONFIDENCE_KINDS, transition_log_term
 from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import violation_threshold
+from torchcmdp.kernels.engine import engine
+from torchcmdp.projection import LOG_FLOOR, Newton
 
 if TYPE_CHECKING:
     from torchcmdp.learners.base import Learner
@@ -69,10 +71,15 @@ def is_compilable(learner: Learner) -> bool:
     if learner.dtype != torch.float64 or learner.device.type != "cpu" or face_of(type(learner)) is None:
         return False
     solver = getattr(learner, "solver", None)
-    if solver is not None and not (type(solver).__name__ == "Newton" and solver.compiled(learner.device)):
+    if solver is not None and not (type(solver) is Newton and solver.compiled(learner.device)):
         return False
     level: int = forward_ad._current_level
     return level < 0 and not any(value.requires_grad for value in (*learner.parameters(), *learner.buffers()))
+
+
+def is_original(owner: Any, *names: str) -> bool:
+    """Whether nobody has put something else in the place of these methods of an object of ours."""
+    return not any(name in vars(owner) for name in names)
 
 
 class Packed:
@@ -82,7 +89,7 @@ class Packed:
         face = face_of(type(learner))
         assert face is not None
         self.learner, self.face = learner, face
-        self.settings = _settings(learner, face)
+        self.settings = face.settings(learner)
         kinds = face.kernels
         self.hyperparameters = kinds.Hyperparameters(*(self._values(name) for name in kinds.Hyperparameters._fields))
         self._tensors = {
@@ -94,8 +101,8 @@ class Packed:
         self.last = np.zeros((len(kinds.TAGS), learner.runs))
 
     def _values(self, name: str) -> np.ndarray:
-        """A hyperparameter, `(runs,)`; zero where the learner has none of that name."""
-        if not hasattr(self.learner, name):
+        """A hyperparameter, `(runs,)`; zero where the learner has none."""
+        if getattr(self.learner, name) is None:
             return np.zeros(self.learner.runs)
         return np.ascontiguousarray(self.learner.hyperparameter(name).detach().numpy())
 
@@ -132,12 +139,16 @@ class Packed:
         learner.report(dict(zip(self.face.kernels.TAGS, torch.from_numpy(self.last).unbind(0), strict=True)))
 
 
-def update(learner: Learner, trajectory: Trajectory) -> None:
-    """One update of every run, compiled."""
+def update(learner: Learner, trajectory: Trajectory) -> bool:
+    """One update of every run, compiled; says whether it was done, which some learners and places do not allow."""
+    if engine() == "torch" or not is_compilable(learner):
+        return False
     from torchcmdp.kernels.cpu import over_batch
     from torchcmdp.kernels.geometry import geometry_of
     from torchcmdp.kernels.single import Walk
 
+    if hasattr(learner, "ignored_constraints"):
+        trajectory = replace(trajectory, costs=trajectory.costs[..., :0])
     learner.check_trajectory(trajectory)
     packed, geometry, episode = Packed(learner), geometry_of(learner.layout), int(learner.episode)
     walk = Walk(
@@ -156,6 +167,7 @@ def update(learner: Learner, trajectory: Trajectory) -> None:
     over_batch(piece, learner.runs, len(geometry.successor))
     check_failures(failed)
     packed.unpack(1)
+    return True
 
 
 def check_failures(failed: np.ndarray) -> None:
@@ -171,19 +183,11 @@ def _array(value: Tensor, dtype: torch.dtype) -> np.ndarray:
     return value.detach().to(dtype).contiguous().numpy()
 
 
-def _settings(learner: Any, face: Face) -> Any:
-    """The settings, made once a learner: none of them can change."""
-    if "_compiled_settings" not in learner.__dict__:
-        learner.__dict__["_compiled_settings"] = face.settings(learner)
-    return learner.__dict__["_compiled_settings"]
-
-
 def _wcops_settings(learner: Any) -> Any:
     from torchcmdp.kernels.projection import Limits
     from torchcmdp.kernels.solver import projection_address
     from torchcmdp.kernels.wcops import Settings
     from torchcmdp.learners.wcops import OCCUPANCY_FLOOR
-    from torchcmdp.projection import LOG_FLOOR
 
     layout, m, horizon, delta = learner.layout, max(learner.constraints, 1), learner.horizon, learner.delta
     unknown = sum(width > 1 for width in layout.widths[1:])
@@ -211,8 +215,8 @@ def _opt_primal_dual_settings(learner: Any) -> Any:
     size = layout.total_states * layout.actions
     logarithm = math.log(2 * max(m, 1) * size * horizon / delta) if matched else math.log(6 * size * (m + 1) * horizon / delta)
     return Settings(
-        kind=CONFIDENCE_KINDS.index(learner.confidence if matched else "efroni"),
-        capped=int(learner.capped),
+        kind=CONFIDENCE_KINDS.index(learner.kernel_kind),
+        capped=int(learner.multiplier_cap is not None),
         iota=transition_log_term(layout, horizon, delta),
         logarithm=logarithm,
     )
