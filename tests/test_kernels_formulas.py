@@ -210,7 +210,7 @@ def test_estimates(visits: float, path: float) -> None:
     rate = estimation.learning_rate(gamma_excess, number(visits))
     cost_bonus = estimation.bonus(number(visits), layout, 1, horizon=HORIZON, delta=DELTA, bonus_scale=0.1)
     costs = torch.tensor([[-0.7]], dtype=torch.float64)
-    updated = estimation.update_cost_estimate(number(0.4)[None], rate, number(1.0), costs)
+    updated = estimation.update_cost_estimate(number(0.4)[None], rate, costs[..., None, None])
     rewards, upper = torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64)
     expected = (
         estimation.loss_estimate(number(1.0), rewards, upper, 0.05),

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.kernels import processes as kernels
 from torchcmdp.processes.adversary import OGDAdversary
 from torchcmdp.processes.base import Process
 from torchcmdp.processes.sequences import Cyclic, Replay, Switching
 from torchcmdp.processes.stationary import Bernoulli, Fixed
 
-_KINDS: dict[type[Process], int] = {
-    Fixed: kernels.CONSTANT,
-    Bernoulli: kernels.CONSTANT,
-    Switching: kernels.SWITCHING,
-    Cyclic: kernels.CYCLIC,
-    Replay: kernels.REPLAY,
-    OGDAdversary: kernels.OGD,
+if TYPE_CHECKING:
+    from torchcmdp.kernels.processes import Process as Packed
+
+# How the values of each change, by the kernels' name for it.
+_KINDS: dict[type[Process], str] = {
+    Fixed: "CONSTANT",
+    Bernoulli: "CONSTANT",
+    Switching: "SWITCHING",
+    Cyclic: "CYCLIC",
+    Replay: "REPLAY",
+    OGDAdversary: "OGD",
 }
 
 _tables: WeakKeyDictionary[Process, tuple[np.ndarray, np.ndarray]] = WeakKeyDictionary()
@@ -34,12 +37,14 @@ def is_packable(process: Any) -> bool:
     return process.values.device.type == "cpu" and process.values.dtype == torch.float64
 
 
-def pack(process: Any, runs: int, axes: int) -> kernels.Process:
+def pack(process: Any, runs: int, axes: int) -> Packed:
     """The process as kernels see it; what an adversary has come to is copied, and `unpack` puts it back.
 
     Args:
         axes: 3 for rewards and 4 for costs.
     """
+    from torchcmdp.kernels import processes as kernels
+
     adversary = type(process) is OGDAdversary
     noisy = type(process) is Bernoulli or getattr(process, "noise", None) is not None
     blocks, high = _table(process, axes)
@@ -47,7 +52,7 @@ def pack(process: Any, runs: int, axes: int) -> kernels.Process:
     if adversary:
         values = process.values.expand(runs, *process.values.shape[-axes:]).reshape(runs, *blocks.shape[2:]).clone().numpy()
     return kernels.Process(
-        kind=_KINDS[type(process)],
+        kind=getattr(kernels, _KINDS[type(process)]),
         episode=int(getattr(process, "episode", 0)),
         noisy=int(noisy),
         low=float(getattr(process, "low", 0.0)),
@@ -62,17 +67,18 @@ def pack(process: Any, runs: int, axes: int) -> kernels.Process:
     )
 
 
-def unpack(process: Any, packed: kernels.Process, episodes: int, axes: int) -> Tensor:
+def unpack(process: Any, packed: Packed, episodes: int, axes: int) -> Tensor:
     """Move the process on by the episodes that were played with it packed; returns the values of the last of them."""
     if type(process) is OGDAdversary:
         shape = (len(packed.values), *process.values.shape[-axes:])
         process.episode += episodes
         process._values = torch.from_numpy(packed.values).view(shape)
         return torch.from_numpy(packed.played).view(shape)
-    if packed.kind != kernels.CONSTANT:
+    changing = not process.stationary
+    if changing:
         process.episode += episodes - 1
     values: Tensor = process.values
-    if packed.kind != kernels.CONSTANT:
+    if changing:
         process.episode += 1
     return values
 
