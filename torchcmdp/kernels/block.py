@@ -24,20 +24,14 @@ ADVICE = {
 }
 
 
-class Scene(NamedTuple):
-    """Simulator, tracker and tally of all runs.
+class World(NamedTuple):
+    """A simulator, of all runs.
 
     Attributes:
         seed, first_run, distinct: Which random numbers are used; `distinct` is 0 where every run has its own.
-        episode: How many episodes the simulator has played.
+        episode: How many episodes it has played.
         transitions, thresholds: Of the true CMDP, `((1 or runs) x E)`.
         rewards, costs: The processes.
-        comparator: `((1 or runs) x P)`.
-        sums: Of the tracker, `(runs x (4 + 3 m))`, written to.
-        changing: Whether the comparators need the values of every episode, 0 or 1.
-        reward_sum, cost_sum, worst_cost: Of the comparators, `(runs x [m x] L S A)`, written to; empty where they do not.
-        last, window, total, positive: The diagnostics of the last episode and the tally's sums, `(tags x runs)`, written to.
-        failed: Why a run's block ended early, `(runs,)` int64, written to.
     """
 
     seed: int
@@ -48,6 +42,20 @@ class Scene(NamedTuple):
     thresholds: np.ndarray
     rewards: Process
     costs: Process
+
+
+class Scene(NamedTuple):
+    """Tracker and diagnostics of all runs.
+
+    Attributes:
+        comparator: `((1 or runs) x P)`.
+        sums: Of the tracker, `(runs x (4 + 3 m))`, written to.
+        changing: Whether the comparators need the values of every episode, 0 or 1.
+        reward_sum, cost_sum, worst_cost: Of the comparators, `(runs x [m x] L S A)`, written to; empty where they do not.
+        last, window, total, positive: The diagnostics of the last episode and their sums, `(tags x runs)`, written to.
+        failed: Why a run's block ended early, `(runs,)` int64, written to.
+    """
+
     comparator: np.ndarray
     sums: np.ndarray
     changing: int
@@ -86,54 +94,73 @@ def empty_stage(geometry: Geometry, constraints: int) -> Stage:
 
 
 @formula
-def enter(geometry, scene, run, stage):
+def enter(geometry, world, run, stage):
     """Find the values that a run's next episode has."""
-    load_values(geometry, scene.rewards, run, scene.rewards.episode, stage.reward_values)
-    load_values(geometry, scene.costs, run, scene.costs.episode, stage.cost_values)
+    load_values(geometry, world.rewards, run, world.rewards.episode, stage.reward_values)
+    load_values(geometry, world.costs, run, world.costs.episode, stage.cost_values)
 
 
 @formula
-def leave(geometry, process, run, values):
+def leave(geometry, world, run, stage):
     """Keep the values that an adversary has come to."""
-    if process.kind == OGD:
-        store(geometry, values, run, process.values)
+    if world.rewards.kind == OGD:
+        store(geometry, stage.reward_values, run, world.rewards.values)
+    if world.costs.kind == OGD:
+        store(geometry, stage.cost_values, run, world.costs.values)
 
 
 @kernel
-def perform(geometry, scene, run, t, stage):
-    """The t-th episode of the block: roll out the stage's policy, and measure it."""
-    transitions = scene.transitions[run if scene.transitions.shape[0] > 1 else 0]
-    thresholds = scene.thresholds[run if scene.thresholds.shape[0] > 1 else 0]
-    comparator = scene.comparator[run if scene.comparator.shape[0] > 1 else 0]
-    number = scene.first_run + run
-    if scene.distinct > 0:
-        number %= scene.distinct
+def roll_out(geometry, world, run, t, stage):
+    """The t-th episode from where the world stands, with the stage's policy."""
+    number = world.first_run + run
+    if world.distinct > 0:
+        number %= world.distinct
     rollout(
-        geometry, stage.policy, thresholds, scene.seed, number, scene.episode + t, scene.rewards, scene.costs,
-        stage.reward_values, stage.cost_values, stage.steps,
+        geometry, stage.policy, world.thresholds[run if world.thresholds.shape[0] > 1 else 0], world.seed, number,
+        world.episode + t, world.rewards, world.costs, stage.reward_values, stage.cost_values, stage.steps,
     )  # fmt: skip
-    pair_occupancy_of(geometry, stage.policy, transitions, stage.mass, stage.occupancy)
-    track(run, stage.occupancy, comparator, stage.reward_values, stage.cost_values, stage.steps, scene.sums)
+
+
+@kernel
+def measure(geometry, run, transitions, comparator, sums, stage):
+    """Add the stage's episode to the tracker's sums."""
+    own = transitions[run if transitions.shape[0] > 1 else 0]
+    pair_occupancy_of(geometry, stage.policy, own, stage.mass, stage.occupancy)
+    best = comparator[run if comparator.shape[0] > 1 else 0]
+    track(run, stage.occupancy, best, stage.reward_values, stage.cost_values, stage.steps, sums)
+
+
+@kernel
+def move_on(geometry, world, run, t, final, stage):
+    """Move the processes on from the t-th episode; an adversary's values of the final one are kept."""
+    if final and world.rewards.kind == OGD:
+        store(geometry, stage.reward_values, run, world.rewards.played)
+    if final and world.costs.kind == OGD:
+        store(geometry, stage.cost_values, run, world.costs.played)
+    advance(geometry, world.rewards, run, world.rewards.episode + t, stage.policy, stage.reward_values)
+    advance(geometry, world.costs, run, world.costs.episode + t, stage.policy, stage.cost_values)
+
+
+@kernel
+def perform(geometry, world, scene, run, t, stage):
+    """The t-th episode of the block: roll out the stage's policy, and measure it."""
+    roll_out(geometry, world, run, t, stage)
+    measure(geometry, run, world.transitions, scene.comparator, scene.sums, stage)
     if scene.changing == 1:
         track_values(
-            geometry, run, scene.costs, stage.reward_values, stage.cost_values, scene.reward_sum, scene.cost_sum, scene.worst_cost
+            geometry, run, world.costs, stage.reward_values, stage.cost_values, scene.reward_sum, scene.cost_sum, scene.worst_cost
         )
 
 
-@kernel
-def move_on(geometry, scene, run, t, final, stage):
-    """Add the t-th episode's diagnostics to the tally and move the processes on to the next."""
+@formula
+def finish(geometry, world, scene, run, t, episodes, stage):
+    """Add the t-th episode's diagnostics to their sums, and move on."""
     tally(run, scene.last, scene.window, scene.total, scene.positive)
-    if final and scene.rewards.kind == OGD:
-        store(geometry, stage.reward_values, run, scene.rewards.played)
-    if final and scene.costs.kind == OGD:
-        store(geometry, stage.cost_values, run, scene.costs.played)
-    advance(geometry, scene.rewards, run, scene.rewards.episode + t, stage.policy, stage.reward_values)
-    advance(geometry, scene.costs, run, scene.costs.episode + t, stage.policy, stage.cost_values)
+    move_on(geometry, world, run, t, t == episodes - 1, stage)
 
 
 @entry
-def play_wcops(start, stop, episodes, geometry, scene, settings, hyper, learnt, buffers, stage, state):
+def play_wcops(start, stop, episodes, geometry, world, scene, settings, hyper, learnt, buffers, stage, state):
     """`episodes` episodes of runs start .. stop-1 with WC-OPS or UOB-REPS.
 
     Args:
@@ -143,58 +170,55 @@ def play_wcops(start, stop, episodes, geometry, scene, settings, hyper, learnt, 
     """
     for run in range(start, stop):
         wcops.load(geometry, settings, hyper, run, buffers, state)
-        enter(geometry, scene, run, stage)
+        enter(geometry, world, run, stage)
         for t in range(episodes):
             policy_of_log(geometry, state.log_occupancy, stage.policy)
             if not is_policy(stage.policy):
                 scene.failed[run] = BAD_POLICY
                 break
-            perform(geometry, scene, run, t, stage)
+            perform(geometry, world, scene, run, t, stage)
             status = wcops.update(
                 geometry, settings, hyper, run, learnt + t + 1, stage.policy, stage.steps, buffers, state, scene.last
             )
             if status == INVALID:
                 scene.failed[run] = BAD_PROBLEM
                 break
-            move_on(geometry, scene, run, t, t == episodes - 1, stage)
-        leave(geometry, scene.rewards, run, stage.reward_values)
-        leave(geometry, scene.costs, run, stage.cost_values)
+            finish(geometry, world, scene, run, t, episodes, stage)
+        leave(geometry, world, run, stage)
         wcops.store(geometry, run, buffers, state)
 
 
 @entry
-def play_opt_primal_dual(start, stop, episodes, geometry, scene, settings, hyper, learnt, buffers, stage, state):
+def play_opt_primal_dual(start, stop, episodes, geometry, world, scene, settings, hyper, learnt, buffers, stage, state):
     """`episodes` episodes of runs start .. stop-1 with OptPrimalDual; arguments as for `play_wcops`."""
     for run in range(start, stop):
         opt_primal_dual.load(geometry, settings, hyper, run, buffers, state)
-        enter(geometry, scene, run, stage)
+        enter(geometry, world, run, stage)
         for t in range(episodes):
             policy_of_logits(geometry, state.logits, stage.policy)
             if not is_policy(stage.policy):
                 scene.failed[run] = BAD_POLICY
                 break
-            perform(geometry, scene, run, t, stage)
+            perform(geometry, world, scene, run, t, stage)
             opt_primal_dual.update(geometry, settings, hyper, run, stage.policy, stage.steps, buffers, state, scene.last)
-            move_on(geometry, scene, run, t, t == episodes - 1, stage)
-        leave(geometry, scene.rewards, run, stage.reward_values)
-        leave(geometry, scene.costs, run, stage.cost_values)
+            finish(geometry, world, scene, run, t, episodes, stage)
+        leave(geometry, world, run, stage)
         opt_primal_dual.store(geometry, run, buffers, state)
 
 
 @entry
-def play_pdbps(start, stop, episodes, geometry, scene, settings, hyper, learnt, buffers, stage, state):
+def play_pdbps(start, stop, episodes, geometry, world, scene, settings, hyper, learnt, buffers, stage, state):
     """`episodes` episodes of runs start .. stop-1 with PDB-PS; arguments as for `play_wcops`."""
     for run in range(start, stop):
         pdbps.load(geometry, settings, hyper, run, buffers, state)
-        enter(geometry, scene, run, stage)
+        enter(geometry, world, run, stage)
         for t in range(episodes):
             policy_of_logits(geometry, state.logits, stage.policy)
             if not is_policy(stage.policy):
                 scene.failed[run] = BAD_POLICY
                 break
-            perform(geometry, scene, run, t, stage)
+            perform(geometry, world, scene, run, t, stage)
             pdbps.update(geometry, settings, hyper, run, stage.policy, stage.steps, buffers, state, scene.last)
-            move_on(geometry, scene, run, t, t == episodes - 1, stage)
-        leave(geometry, scene.rewards, run, stage.reward_values)
-        leave(geometry, scene.costs, run, stage.cost_values)
+            finish(geometry, world, scene, run, t, episodes, stage)
+        leave(geometry, world, run, stage)
         pdbps.store(geometry, run, buffers, state)

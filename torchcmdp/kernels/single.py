@@ -7,13 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels import opt_primal_dual, pdbps, wcops
-from torchcmdp.kernels.block import BAD_PROBLEM, BAD_STEP
-from torchcmdp.kernels.metrics import track
-from torchcmdp.kernels.occupancy import pair_occupancy_of, policy_of_log, policy_of_logits
+from torchcmdp.kernels.block import BAD_POLICY, BAD_PROBLEM, BAD_STEP, enter, leave, measure, move_on, roll_out
+from torchcmdp.kernels.occupancy import policy_of_log, policy_of_logits
 from torchcmdp.kernels.options import entry, kernel
-from torchcmdp.kernels.processes import OGD, advance, load_values, store
 from torchcmdp.kernels.projection import INVALID
-from torchcmdp.kernels.rollout import rollout
+from torchcmdp.kernels.rollout import is_policy
 
 
 class Walk(NamedTuple):
@@ -31,6 +29,15 @@ def gather(geometry, run, padded, compact):
     """compact <- the pairs of a run's row of a padded tensor, `(runs x L S A)`."""
     for p in range(compact.shape[0]):
         compact[p] = padded[run, geometry.pair_at[p]]
+
+
+@kernel
+def load(geometry, run, padded, values):
+    """values <- a run's `(m x P)` of a padded tensor of all runs, or of one for all."""
+    row = run if padded.shape[0] > 1 else 0
+    for i in range(values.shape[0]):
+        for p in range(values.shape[1]):
+            values[i, p] = padded[row, i, geometry.pair_at[p]]
 
 
 @kernel
@@ -55,52 +62,47 @@ def read_steps(geometry, run, walk, steps):
 
 
 @entry
-def rollout_range(start, stop, geometry, scene, policy, walk, stage):
+def rollout_range(start, stop, geometry, world, policy, walk, failed, stage):
     """walk <- an episode of runs start .. stop-1 with the policies `(runs x L S A)`."""
     for run in range(start, stop):
         gather(geometry, run, policy, stage.policy)
-        load_values(geometry, scene.rewards, run, scene.rewards.episode, stage.reward_values)
-        load_values(geometry, scene.costs, run, scene.costs.episode, stage.cost_values)
-        number = scene.first_run + run
-        if scene.distinct > 0:
-            number %= scene.distinct
-        rollout(
-            geometry, stage.policy, scene.thresholds[run if scene.thresholds.shape[0] > 1 else 0], scene.seed, number,
-            scene.episode, scene.rewards, scene.costs, stage.reward_values, stage.cost_values, stage.steps,
-        )  # fmt: skip
+        if not is_policy(stage.policy):
+            failed[run] = BAD_POLICY
+            continue
+        enter(geometry, world, run, stage)
+        roll_out(geometry, world, run, 0, stage)
         for k in range(walk.states.shape[1]):
-            p, e = stage.steps.pairs[k], stage.steps.entries[k]
+            p = stage.steps.pairs[k]
             walk.states[run, k] = p // geometry.actions - geometry.first[k]
             walk.actions[run, k] = p % geometry.actions
-            walk.next_states[run, k] = geometry.successor[e] - geometry.first[k + 1]
+            walk.next_states[run, k] = geometry.successor[stage.steps.entries[k]] - geometry.first[k + 1]
             walk.rewards[run, k] = stage.steps.rewards[k]
             for i in range(walk.costs.shape[2]):
                 walk.costs[run, k, i] = stage.steps.costs[k, i]
-        if scene.rewards.kind == OGD:
-            store(geometry, stage.reward_values, run, scene.rewards.played)
-            advance(geometry, scene.rewards, run, scene.rewards.episode, stage.policy, stage.reward_values)
-            store(geometry, stage.reward_values, run, scene.rewards.values)
-        if scene.costs.kind == OGD:
-            store(geometry, stage.cost_values, run, scene.costs.played)
-            advance(geometry, scene.costs, run, scene.costs.episode, stage.policy, stage.cost_values)
-            store(geometry, stage.cost_values, run, scene.costs.values)
+        move_on(geometry, world, run, 0, True, stage)
+        leave(geometry, world, run, stage)
 
 
 @entry
-def track_range(start, stop, geometry, scene, policy, walk, stage):
-    """Add an episode of runs start .. stop-1 to the tracker's sums; `scene` has the processes before the episode."""
+def track_range(start, stop, geometry, transitions, comparator, policy, reward_values, cost_values, rewards, costs, sums, stage):
+    """Add an episode of runs start .. stop-1 to the tracker's sums.
+
+    Args:
+        transitions, comparator: `((1 or runs) x E)` and `((1 or runs) x P)`.
+        policy: `((1 or runs) x L S A)`.
+        reward_values, cost_values: `((1 or runs) x 1 x L S A)` and `((1 or runs) x m x L S A)`.
+        rewards, costs: Of the trajectory.
+        sums: `(runs x (4 + 3 m))`.
+    """
     for run in range(start, stop):
-        gather(geometry, run, policy, stage.policy)
-        load_values(geometry, scene.rewards, run, scene.rewards.episode, stage.reward_values)
-        load_values(geometry, scene.costs, run, scene.costs.episode, stage.cost_values)
-        for k in range(walk.rewards.shape[1]):
-            stage.steps.rewards[k] = walk.rewards[run, k]
-            for i in range(walk.costs.shape[2]):
-                stage.steps.costs[k, i] = walk.costs[run, k, i]
-        transitions = scene.transitions[run if scene.transitions.shape[0] > 1 else 0]
-        comparator = scene.comparator[run if scene.comparator.shape[0] > 1 else 0]
-        pair_occupancy_of(geometry, stage.policy, transitions, stage.mass, stage.occupancy)
-        track(run, stage.occupancy, comparator, stage.reward_values, stage.cost_values, stage.steps, scene.sums)
+        gather(geometry, run if policy.shape[0] > 1 else 0, policy, stage.policy)
+        load(geometry, run, reward_values, stage.reward_values)
+        load(geometry, run, cost_values, stage.cost_values)
+        for k in range(rewards.shape[1]):
+            stage.steps.rewards[k] = rewards[run, k]
+            for i in range(costs.shape[2]):
+                stage.steps.costs[k, i] = costs[run, k, i]
+        measure(geometry, run, transitions, comparator, sums, stage)
 
 
 @entry

@@ -7,7 +7,6 @@ derivative, `update` and whole blocks of episodes run compiled. Kernels are impo
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,13 +21,12 @@ from torchcmdp.confidence import CONFIDENCE_KINDS, transition_log_term
 from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import violation_threshold
 from torchcmdp.kernels.engine import engine
+from torchcmdp.kernels.memory import room
 from torchcmdp.projection import LOG_FLOOR, Newton
 
 if TYPE_CHECKING:
     from torchcmdp.learners.base import Learner
     from torchcmdp.trajectory import Trajectory
-
-_rooms = threading.local()
 
 
 @dataclass(frozen=True)
@@ -118,17 +116,18 @@ class Packed:
         return tensor.numpy()
 
     def room(self, constraints: int) -> tuple[Any, Any]:
-        """Stage and state of one run, of the calling thread alone."""
+        """Stage and state of one run in an environment of so many constraints, of the calling thread alone."""
         from torchcmdp.kernels.block import empty_stage
         from torchcmdp.kernels.geometry import geometry_of
 
         learner, kind = self.learner, self.settings.kind
-        key = (type(learner), learner.layout, constraints, learner.constraints, kind)
-        if getattr(_rooms, "key", None) != key:
+
+        def make() -> tuple[Any, Any]:
             geometry = geometry_of(learner.layout)
-            state = self.face.kernels.empty_state(geometry, learner.constraints, kind)
-            _rooms.key, _rooms.value = key, (empty_stage(geometry, constraints), state)
-        return _rooms.value  # type: ignore[no-any-return]
+            return empty_stage(geometry, constraints), self.face.kernels.empty_state(geometry, learner.constraints, kind)
+
+        found: tuple[Any, Any] = room((self.face.kernels.__name__, learner.layout, constraints, learner.constraints, kind), make)
+        return found
 
     def unpack(self, episodes: int) -> None:
         """The state back into the learner's buffers, `episodes` later."""

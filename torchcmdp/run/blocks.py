@@ -10,12 +10,11 @@ from torch import Tensor
 
 from torchcmdp.comparators import Comparators
 from torchcmdp.kernels.engine import engine
+from torchcmdp.kernels.memory import compact
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.compiled import Packed, check_failures, is_compilable, is_original
 from torchcmdp.metrics import Tracker
-from torchcmdp.processes.compiled import episodes_left, is_packable, pack, unpack
 from torchcmdp.run.diagnostics import Diagnostics
-from torchcmdp.sampling import thresholds
 from torchcmdp.simulator import Simulator
 
 
@@ -23,13 +22,12 @@ def can_play(learner: Any, env: Any, tracker: Any, diagnostics: Diagnostics) -> 
     """Whether compiled code can play these, with the numbers that they would give themselves."""
     if engine() == "torch" or not isinstance(learner, Learner) or not is_compilable(learner):
         return False
-    ours = type(env) is Simulator and type(tracker) is Tracker and type(tracker._comparators) is Comparators
+    ours = type(env) is Simulator and env.is_packable and type(tracker) is Tracker and type(tracker._comparators) is Comparators
     if not (ours and is_original(env, "rollout") and is_original(tracker, "update") and is_original(learner, "policy", "update")):
         return False
-    cpu = env.dtype == torch.float64 and env.device.type == "cpu" and is_packable(env.rewards) and is_packable(env.costs)
     fits = learner.layout == env.layout and learner.runs == env.runs
     constraints = getattr(learner, "ignored_constraints", learner.constraints)
-    return cpu and fits and constraints == env.constraints
+    return fits and constraints == env.constraints
 
 
 class Blocks:
@@ -44,13 +42,6 @@ class Blocks:
 
         self.learner, self.env, self.tracker, self.diagnostics = learner, env, tracker, diagnostics
         self.geometry = geometry_of(env.layout)
-        self._transitions = self._compact(env.cmdp.transitions, 4)
-        self._thresholds = self._compact(thresholds(env.cmdp.transitions), 4)
-
-    @property
-    def episodes_left(self) -> float:
-        """How many episodes there are values for."""
-        return min(episodes_left(self.env.rewards), episodes_left(self.env.costs))
 
     def play(self, episodes: int) -> None:
         """That many episodes of every run."""
@@ -59,32 +50,24 @@ class Blocks:
         env, geometry, learnt = self.env, self.geometry, int(self.learner.episode)
         packed = Packed(self.learner)
         sums = self.diagnostics.room_for(packed.face.kernels.TAGS, env.device)
-        scene = self._scene(packed, sums)
+        world, scene = env.pack(), self._scene(packed, sums)
 
         def piece(start: int, stop: int) -> None:
             stage, state = packed.room(env.constraints)
             packed.face.play(
-                start, stop, episodes, geometry, scene, packed.settings, packed.hyperparameters, learnt, packed.buffers, stage,
-                state,
+                start, stop, episodes, geometry, world, scene, packed.settings, packed.hyperparameters, learnt, packed.buffers,
+                stage, state,
             )  # fmt: skip
 
         over_batch(piece, env.runs, len(geometry.successor) * episodes)
         check_failures(scene.failed)
         packed.unpack(episodes)
-        env.reward_values = unpack(env.rewards, scene.rewards, episodes, 3)
-        env.cost_values = unpack(env.costs, scene.costs, episodes, 4)
-        env.episode += episodes
+        env.unpack(world, episodes)
         comparators = self.tracker._comparators
         if comparators.changing:  # once more, for the padding, at which kernels do not look
             comparators.worst_cost = torch.maximum(comparators.worst_cost, env.costs.largest(env.cost_values))
         self.tracker.updates += episodes
         self.diagnostics.take(sums, episodes)
-
-    def _compact(self, tensor: Tensor, axes: int) -> np.ndarray:
-        """A padded tensor `([runs x] L x S x A [x S])` without its padding, `((1 or runs) x P or E)`."""
-        places = self.geometry.pair_at if axes == 3 else self.geometry.entry_at
-        flat = tensor.detach().reshape(-1, tensor.shape[-axes:].numel()).numpy()
-        return np.ascontiguousarray(flat[:, places])
 
     def _scene(self, packed: Packed, sums: dict[str, Tensor]) -> Any:
         from torchcmdp.kernels.block import Scene
@@ -92,15 +75,7 @@ class Blocks:
         env, comparators = self.env, self.tracker._comparators
         changing = comparators.changing
         return Scene(
-            seed=env.seed,
-            first_run=env.first_run,
-            distinct=env.distinct_runs or 0,
-            episode=env.episode,
-            transitions=self._transitions,
-            thresholds=self._thresholds,
-            rewards=pack(env.rewards, env.runs, 3),
-            costs=pack(env.costs, env.runs, 4),
-            comparator=self._compact(comparators.safe, 3),
+            comparator=compact(self.geometry, comparators.safe, 3),
             sums=self.tracker._sums.numpy(),
             changing=int(changing),
             reward_sum=comparators.reward_sum.flatten(1).numpy() if changing else np.zeros((1, 1)),

@@ -52,7 +52,7 @@ class Diagnostics:
             raise InvalidInput(
                 f"the learner reports {', '.join(tags)}, but this run has reports of {', '.join(self.tags)} as well."
             )
-        return {name: sums.clone() for name, sums in self._sums.items()}
+        return {name: sums.clone(memory_format=torch.contiguous_format) for name, sums in self._sums.items()}
 
     def take(self, sums: dict[str, Tensor], episodes: int) -> None:
         """Sums that so many episodes were added to."""

@@ -122,7 +122,7 @@ class Session:
         else:
             if self._blocks is None:
                 self._blocks = Blocks(*cast(Any, (self.learner, self.env, self.tracker, self.diagnostics)))
-            episodes = int(min(most, self._pace, max(1, self._blocks.episodes_left)))
+            episodes = int(min(most, self._pace, self._blocks.env.episodes_left))
             self._blocks.play(episodes)
         seconds = time.monotonic() - started
         # no more than eight times as many as before: the first block may have been played while kernels were compiled
