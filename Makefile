@@ -37,7 +37,7 @@ clean:
 
 # numba does not notice that a kernel in another file has changed
 clean-kernels:
-	rm -rf torchcmdp/projection/compiled/__pycache__ torchcmdp/optimistic/__pycache__
+	rm -rf torchcmdp/kernels/__pycache__ torchcmdp/optimistic/__pycache__
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -6,8 +6,10 @@ import cvxpy as cp
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchcmdp.layout import Layout
+from torchcmdp.projection import ProjectionResult, project
 from torchcmdp.safe_set import SafeSet
 
 
@@ -66,6 +68,49 @@ def wild_instances(seed: int, batch: int) -> tuple[Tensor, SafeSet]:
     costs = np.clip(costs, -1, 1) * pairs
     tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in (log_reference, lower, upper, costs)]
     return tensors[0], SafeSet(layout, *tensors[1:])
+
+
+def wild_units(seed: int, batch: int) -> tuple[Tensor, SafeSet]:
+    """`wild_instances` with costs of every unit from 1e-12 to 1e6, references to 1e-300 and losses to 1e4."""
+    log_reference, safe_set = wild_instances(seed, batch)
+    rng = np.random.default_rng(seed)
+    unit = 10.0 ** torch.from_numpy(rng.uniform(-12, 6, size=(batch, safe_set.constraints, 1, 1, 1)))
+    loss = torch.from_numpy(10.0 ** rng.uniform(-2, 4, size=(batch, 1, 1, 1, 1)) * rng.uniform(size=(*log_reference.shape[:-1], 1)))
+    rare = torch.from_numpy(rng.uniform(size=log_reference.shape) < 0.1)
+    wild = torch.where(rare, -690.0, log_reference) - loss * (seed % 2)
+    return wild, SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs * unit)
+
+
+def derivatives_disagree(seed: int, batch: int, backend: str = "compiled") -> int:
+    """How many of `batch` wild instances have a derivative that is not finite, or that differs between the two modes."""
+    log_reference, safe_set = wild_units(seed, batch)
+    layout, rng = safe_set.layout, torch.Generator().manual_seed(seed)
+    real = layout.transition_mask()
+    primals = (log_reference.clamp_min(-700), safe_set.lower, safe_set.upper, safe_set.costs)
+    zero = torch.zeros(layout.pair_shape, dtype=torch.float64)
+
+    def function(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> ProjectionResult:
+        return project(zero, None, SafeSet(layout, lower, upper, costs), 1.0, log_reference=target, backend=backend)
+
+    leaves = [x.clone().requires_grad_() for x in primals]
+    result = function(*leaves)
+    outputs = (result.occupancy, result.log_occupancy)
+    # a tangent of a bound or a cost is in units of that bound or cost
+    tangents = [torch.randn(x.shape, generator=rng, dtype=torch.float64) * (x.abs() if i else real) for i, x in enumerate(primals)]
+    cotangents = [torch.randn(x.shape, generator=rng, dtype=torch.float64) * (x.detach() > -torch.inf) * real for x in outputs]
+    pulled = torch.autograd.grad(outputs, leaves, cotangents)
+    with forward_ad.dual_level():
+        duals = (forward_ad.make_dual(x, d) for x, d in zip(primals, tangents, strict=True))
+        moved = function(*duals)
+        pushed = [forward_ad.unpack_dual(x).tangent for x in (moved.occupancy, moved.log_occupancy)]
+    forward = [(c * d).flatten(1) for c, d in zip(cotangents, pushed, strict=True)]
+    reverse = [(g * d).flatten(1) for g, d in zip(pulled, tangents, strict=True)]
+    size = sum(part.abs().sum(1) for part in (*forward, *reverse))
+    error = sum(part.sum(1) for part in forward) - sum(part.sum(1) for part in reverse)
+    # where a policy is pinned to one action, both are what rounding leaves of a multiplier times a moved cost
+    priced = (result.multipliers[:, :, None, None, None] * tangents[3]).flatten(1).abs().sum(1)
+    rounding = 1e-13 * (1 + priced) * sum(c.flatten(1).abs().sum(1) for c in cotangents)
+    return int((~(error.abs() <= 1e-6 * size + rounding)).sum())
 
 
 def one(safe_set: SafeSet, j: int) -> SafeSet:

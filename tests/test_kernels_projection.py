@@ -14,7 +14,9 @@ from torchcmdp.kernels.geometry import Geometry, geometry_of, supported
 from torchcmdp.kernels.projection import ELASTIC, INVALID, SOLVED, Batch, Limits, project_batch
 from torchcmdp.kernels.quadratic import empty_small, quadratic
 from torchcmdp.layout import Layout
-from torchcmdp.projection import LOG_FLOOR, SafeSet, project
+from torchcmdp.projection import Newton, project
+from torchcmdp.projection.problem import LOG_FLOOR
+from torchcmdp.safe_set import SafeSet
 
 CAP = 200.0
 SIZES = [((1, 3, 3, 1), 2, 1), ((1, 2, 4, 3, 1), 3, 2), ((1, 4, 1), 2, 3), ((1, 1), 3, 2), ((1, 3, 2, 1), 2, 0)]
@@ -102,9 +104,9 @@ def test_agrees_with_clarabel_on_full_and_empty_sets(widths: tuple[int, ...], ac
 
 def test_agrees_with_the_torch_solver() -> None:
     for widths, actions, m in SIZES:
-        loss, reference, safe_set = random_instances(widths, actions, m, batch=40, seed=3)
+        loss, reference, safe_set = random_instances(widths, actions, m, batch=40, seed=3, severity=0.0)
         result = solve(log_target(loss, reference), safe_set)
-        other = project(loss, reference, safe_set, 1.0, backend="torch")
+        other = project(loss, reference, safe_set, 1.0, solver=Newton(backend="torch"))
         solved = result.status == SOLVED
         assert solved.sum() >= 10 and (other.status.numpy()[solved] == SOLVED).all()
         assert np.allclose(result.occupancy[solved], other.occupancy.flatten(1).numpy()[solved], atol=1e-10, rtol=0)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, func
 from torch.autograd import forward_ad, gradcheck
 
-from tests.projection_instances import random_instances
+from tests.projection_instances import derivatives_disagree, random_instances
+from torchcmdp.errors import InvalidInput
+from torchcmdp.nn import SafeOccupancy
 from torchcmdp.projection import Cvxpy, Newton, project
 from torchcmdp.projection.problem import ProjectionSolver
 from torchcmdp.safe_set import SafeSet
+from torchcmdp.status import ELASTIC
 
 BACKENDS = ["compiled", "torch"]
 CASES = {
@@ -58,8 +61,7 @@ def projected(safe_set: SafeSet, backend: str, **options: object):  # type: igno
 def test_gradcheck_in_both_modes(name: str, backend: str) -> None:
     inputs, safe_set = differentiable_instance(name)
     function = projected(safe_set, backend)
-    # every entry for the compiled kernel; random directions for the slower torch solver, which has to agree with it below
-    options = {"check_forward_ad": True, "check_undefined_grad": False, "fast_mode": backend == "torch"}
+    options = {"check_forward_ad": True, "check_undefined_grad": False, "fast_mode": True}
     assert gradcheck(function, inputs, eps=1e-6, atol=1e-6, rtol=1e-4, **options)
 
 
@@ -103,6 +105,130 @@ def test_backends_and_fixed_iterations_have_one_gradient() -> None:
     for others in found[1:]:
         for a, b in zip(found[0], others, strict=True):
             assert torch.allclose(a, b, atol=1e-8)
+
+
+def scalar(safe_set: SafeSet, backend: str, like: Tensor):  # type: ignore[no-untyped-def]
+    """A smooth scalar of both outputs."""
+    weights = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    function = projected(safe_set, backend)
+
+    def value(*inputs: Tensor) -> Tensor:
+        occupancy, logarithm = function(*inputs)
+        return (weights * occupancy).sum() + (weights.cos() * logarithm).sum()
+
+    return value
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["binding safety", "two constraints, clipped intervals", "one state"])
+def test_second_derivatives_are_those_of_the_gradient(name: str, backend: str) -> None:
+    inputs, safe_set = differentiable_instance(name)
+    value = scalar(safe_set, backend, inputs[1])
+    generator = torch.Generator().manual_seed(1)
+    # each in units of its own size: the logarithm of a lower end of 1e-3 bends within a step of 1e-5
+    direction = [torch.randn(x.shape, generator=generator, dtype=torch.float64) * x.detach().abs().clamp_max(1) for x in inputs]
+
+    def gradient(step: float) -> tuple[Tensor, ...]:
+        moved = [(x + step * d).detach().requires_grad_() for x, d in zip(inputs, direction, strict=True)]
+        return torch.autograd.grad(value(*moved), moved)
+
+    first = torch.autograd.grad(value(*inputs), inputs, create_graph=True)
+    second = torch.autograd.grad(sum((g * d).sum() for g, d in zip(first, direction, strict=True)), inputs)
+    for found, up, down in zip(second, gradient(1e-5), gradient(-1e-5), strict=True):
+        expected = (up - down) / 2e-5
+        assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6 * float(1 + expected.abs().max()))
+
+
+def test_third_derivatives_are_refused() -> None:
+    inputs, safe_set = differentiable_instance("binding safety")
+    value = scalar(safe_set, "compiled", inputs[1])
+    (first,) = torch.autograd.grad(value(*inputs), inputs[0], create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(InvalidInput, match="first and second derivatives only"):
+        torch.autograd.grad(second.sum(), inputs[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_function_transforms(backend: str) -> None:
+    inputs, safe_set = differentiable_instance("two constraints, clipped intervals")
+    value = scalar(safe_set, backend, inputs[1])
+    gradient = torch.autograd.grad(value(*inputs), inputs)
+    plain = tuple(x.detach() for x in inputs)
+    everything = tuple(range(len(plain)))
+    direction = tuple(torch.randn(x.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64) for x in plain)
+    along = sum((g * d).sum() for g, d in zip(gradient, direction, strict=True))
+    assert torch.allclose(func.jvp(value, plain, direction)[1], along)
+    transformed = func.grad(value, everything)
+    for a, b in zip(transformed(*plain), gradient, strict=True):
+        assert torch.allclose(a, b)
+    forward_over_reverse = func.jvp(transformed, plain, direction)[1]
+    reverse_over_forward = func.grad(lambda *x: func.jvp(value, x, direction)[1], everything)(*plain)
+    for a, b in zip(forward_over_reverse, reverse_over_forward, strict=True):
+        assert torch.allclose(a, b, rtol=1e-8, atol=1e-8)
+    with pytest.raises(InvalidInput, match="forward mode over forward mode"):
+        func.jvp(lambda *x: func.jvp(value, x, direction)[1], plain, direction)
+
+    def occupancy(eta: Tensor) -> Tensor:
+        return projected(safe_set, backend)(*plain[:5], eta)[0]
+
+    assert torch.allclose(func.jacrev(occupancy)(plain[5]), func.jacfwd(occupancy)(plain[5]), atol=1e-12)
+    etas = torch.stack([plain[5], 2 * plain[5]])
+    assert torch.allclose(func.vmap(occupancy)(etas), torch.stack([occupancy(eta) for eta in etas]), atol=1e-12)
+
+
+def test_function_transforms_of_the_layer() -> None:
+    loss, _, safe_set = random_instances((1, 2, 3, 1), 2, 1, batch=3, seed=1)
+    layer = SafeOccupancy(safe_set.layout, 1, lower=safe_set.lower[0], upper=safe_set.upper[0], costs=safe_set.costs[0])
+
+    def value(loss: Tensor) -> Tensor:
+        return layer(loss).policy.square().sum()
+
+    leaf = loss.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(sum(value(x) for x in leaf), leaf)
+    assert torch.allclose(func.vmap(func.grad(value))(loss), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_known_transitions_move_within_the_simplex(backend: str) -> None:
+    """Every entry is at a bound there: derivatives exist along moves that keep the rows' sums, and only those are asked for."""
+    loss, reference, safe_set = random_instances((1, 3, 2, 1), 2, 1, batch=4, seed=9, severity=0.0)
+    layout = safe_set.layout
+    real = layout.transition_mask()
+    logits = torch.where(real, (reference + ~real).log(), -torch.inf)
+    logits = torch.where(layout.pair_mask().unsqueeze(-1), logits, 0.0).requires_grad_()
+
+    def function(logits: Tensor) -> Tensor:
+        kernel = logits.softmax(-1) * real
+        return project(loss, reference, SafeSet(layout, kernel, kernel, safe_set.costs), 1.0, backend=backend).occupancy
+
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(logits.shape, generator=generator, dtype=torch.float64)
+    direction = torch.randn(logits.shape, generator=generator, dtype=torch.float64) * real
+    (gradient,) = torch.autograd.grad((weights * function(logits)).sum(), logits)
+    with torch.no_grad():
+        difference = (weights * (function(logits + 1e-6 * direction) - function(logits - 1e-6 * direction))).sum() / 2e-6
+    assert torch.allclose((gradient * direction).sum(), difference, rtol=1e-6, atol=1e-7)
+
+
+def test_elastic_instances_have_derivatives() -> None:
+    loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 2, batch=8, seed=7, severity=0.9)
+    leaf = loss.clone().requires_grad_()
+    result = project(leaf, reference, safe_set, 0.5, cap=20.0)
+    elastic = result.status == ELASTIC
+    assert elastic.sum() >= 4
+    weights = torch.randn(reference.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights *= elastic[:, None, None, None, None]
+    (gradient,) = torch.autograd.grad((weights * result.occupancy).sum(), leaf)
+    direction = torch.randn(loss.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def moved(step: float) -> Tensor:
+        return (weights * project(loss + step * direction, reference, safe_set, 0.5, cap=20.0).occupancy).sum()
+
+    assert torch.allclose((gradient * direction).sum(), (moved(1e-6) - moved(-1e-6)) / 2e-6, rtol=1e-6, atol=1e-7)
+
+
+def test_wild_derivatives_are_finite_and_both_modes_agree() -> None:
+    assert sum(derivatives_disagree(seed, 20) for seed in range(60)) == 0
 
 
 def test_agrees_with_cvxpylayers_in_dense_mode() -> None:

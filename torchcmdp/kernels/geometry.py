@@ -24,7 +24,7 @@ class Geometry(NamedTuple):
         dense: `(L)`, one where every pair of the layer has the whole next layer as successors.
         state_at, pair_at, entry_at: positions in the flattened padded (L x S), (L x S x A) and (L x S x A x K) tensors.
         diagonal: `(L + 1)`, where the n_k x n_k block of layer k starts in the block-tridiagonal Hessian.
-        below: `(L + 1)`, where the n_k x n_{k-1} block below it starts.
+        above: `(L + 1)`, where the n_{k-1} x n_k block above it starts.
         iterative: One where the Newton system is solved by conjugate gradients, because its blocks are wide and sparse.
     """
 
@@ -37,7 +37,7 @@ class Geometry(NamedTuple):
     pair_at: np.ndarray
     entry_at: np.ndarray
     diagonal: np.ndarray
-    below: np.ndarray
+    above: np.ndarray
     iterative: int
 
 
@@ -73,7 +73,7 @@ def supported(layout: Layout, support: np.ndarray) -> Geometry:
         pair_at=pair_at,
         entry_at=pair_at[pair] * layout.width + column,
         diagonal=_starts(widths[:-1] ** 2),
-        below=np.append(0, _starts(widths[1:-1] * widths[:-2])),
+        above=np.append(0, _starts(widths[1:-1] * widths[:-2])),
         iterative=int(_block_work(widths[:-1]) > SPARSE * counts.sum()),
     )
 

@@ -19,80 +19,98 @@ NEGLIGIBLE = 1e-280
 
 
 class System(NamedTuple):
-    """Lower triangles of the diagonal blocks and the blocks below them, flat; border `(m x n)`, its solution, corner `(m x m)`."""
+    """The Newton system of one instance.
+
+    Attributes:
+        diagonal: The blocks D_k of the layers, row by row, of which only the upper triangles are used.
+        above: The blocks above them, n_{k-1} x n_k, row by row.
+        border, solved: `(m x n + 1)`, and what `solve` makes of it. corner: `(m x m)`.
+        flow, free: Work space as wide as the widest layer.
+        iterates: Work space of conjugate gradients.
+    """
 
     diagonal: np.ndarray
-    below: np.ndarray
+    above: np.ndarray
     border: np.ndarray
     solved: np.ndarray
     corner: np.ndarray
     flow: np.ndarray
+    free: np.ndarray
     iterates: Iterates
 
 
 def empty_system(geometry: Geometry, m: int) -> System:
-    """Room for `assemble` and `factor`."""
+    """Room for `prepare`, `solve` and `schur`."""
     n = len(geometry.state_at)
     widest = int(np.diff(geometry.first).max())
-    blocks = (0, 0) if geometry.iterative else (int(geometry.diagonal[-1]), int(geometry.below[-1]))
-    sizes = (*blocks, (m, n + 1), (m, n + 1), (m, m), widest)
+    blocks = (0, 0) if geometry.iterative else (int(geometry.diagonal[-1]), int(geometry.above[-1]))
+    sizes = (*blocks, (m, n + 1), (m, n + 1), (m, m), widest, widest)
     return System(*(np.zeros(size) for size in sizes), empty_iterates(geometry))
 
 
 @compiled
 def assemble(geometry, response, system):
-    """Hessian of the dual: over pairs, s u u^T + s (diag(p_f) - p_f p_f^T / sum p_f), u = (e_x - p, costs), p_f the unclipped p."""
+    """Hessian of the dual: over pairs, s u u^T + s (diag(p_f) - p_f p_f^T / sum p_f), u = e_x - p, p_f the unclipped p."""
     first, actions, row, successor = geometry.first, geometry.actions, geometry.row, geometry.successor
     p, s, clipped, outflow = response.p, response.s, response.clipped, response.outflow
-    diagonal, below, flow = system.diagonal, system.below, system.flow
+    diagonal, above, flow = system.diagonal, system.above, system.flow
     layers = first.shape[0] - 1
     for c in range(diagonal.shape[0]):
         diagonal[c] = 0.0
     for k in range(layers):
-        width = first[k + 1] - first[k]
+        width, after = first[k + 1] - first[k], first[k + 1]
         for x in range(width):
-            diagonal[geometry.diagonal[k] + x * width + x] += outflow[first[k] + x]
+            diagonal[geometry.diagonal[k] + x * (width + 1)] += outflow[first[k] + x]
         if k == layers - 1:
-            continue
-        after = first[k + 1]
-        n_next = first[k + 2] - after
-        own = geometry.diagonal[k + 1]
+            break
+        n_next, own, dense = first[k + 2] - after, geometry.diagonal[k + 1], geometry.dense[k] != 0
         for x in range(width):
             for y in range(n_next):
                 flow[y] = 0.0
-            for pair in range((first[k] + x) * actions, (first[k] + x + 1) * actions):
-                mass = s[pair]
-                start, stop = row[pair], row[pair + 1]
-                if geometry.dense[k]:
-                    for y in range(n_next):
-                        flow[y] += mass * p[start + y]
-                else:
-                    for e in range(start, stop):
-                        flow[successor[e] - after] += mass * p[e]
-                if clipped[pair]:
-                    bend(start, stop, mass, after, own, n_next, successor, response, diagonal)
+            pairs = (first[k] + x) * actions
+            for pair in range(pairs, pairs + actions):
+                if not clipped[pair]:
+                    add_flow(row[pair], row[pair + 1], s[pair], after, dense, successor, p, flow, 0)
+            block = geometry.above[k + 1] + x * n_next
             for y in range(n_next):
-                below[geometry.below[k + 1] + y * width + x] = -flow[y]
-                diagonal[own + y * n_next + y] += flow[y]
+                above[block + y] = -flow[y]
+                diagonal[own + y * (n_next + 1)] += flow[y]
+            for pair in range(pairs, pairs + actions):
+                if clipped[pair]:
+                    add_flow(row[pair], row[pair + 1], -s[pair], after, dense, successor, p, above, block)
+                    bend(row[pair], row[pair + 1], s[pair], after, dense, own, n_next, successor, response, system)
 
 
 @compiled
-def bend(start, stop, mass, after, own, n_next, successor, response, diagonal):
-    """What a clipped pair adds to the next layer's block beyond diag(p)."""
-    p, code = response.p, response.code
+def add_flow(start, stop, mass, after, dense, successor, p, flow, at):
+    """flow[at + y] += mass * p(y)."""
+    if dense:
+        for y in range(stop - start):
+            flow[at + y] += mass * p[start + y]
+    else:
+        for e in range(start, stop):
+            flow[at + successor[e] - after] += mass * p[e]
+
+
+@compiled
+def bend(start, stop, mass, after, dense, own, n_next, successor, response, system):
+    """Add mass (p p^T + diag(p_f) - p_f p_f^T / sum p_f) of a clipped pair to the next layer's block."""
+    p, code, diagonal, free = response.p, response.code, system.diagonal, system.free
     free_mass = 0.0
     for e in range(start, stop):
-        if code[e] == FREE:
-            free_mass += p[e]
+        free[e - start] = p[e] if code[e] == FREE else 0.0
+        free_mass += free[e - start]
     for e in range(start, stop):
+        both = mass * p[e]
+        taken = mass * free[e - start] / free_mass if free_mass > 0.0 else 0.0
         y = own + (successor[e] - after) * n_next
-        if code[e] != FREE:
-            diagonal[y + successor[e] - after] -= mass * p[e]
-        for other in range(start, e + 1):
-            both = mass * p[e] * p[other]
-            if code[e] == FREE and code[other] == FREE and both > 0.0:
-                both -= both / free_mass
-            diagonal[y + successor[other] - after] += both
+        diagonal[y + successor[e] - after] += mass * free[e - start]
+        if dense:
+            for c in range(e - start, n_next):
+                diagonal[y + c] += both * p[start + c] - taken * free[c]
+        else:
+            for other in range(e, stop):
+                diagonal[y + successor[other] - after] += both * p[other] - taken * free[other - start]
 
 
 @compiled
@@ -128,81 +146,99 @@ def assemble_border(geometry, costs, response, system):
 
 
 @compiled
+def subtract_rows(target, at, length, weights, first_weight, stride, rows, first_row, width, count):
+    """target[at ...] -= sum_c weights[c] rows[c] over `count` rows, four at a time: the inner loop of every step below."""
+    c = 0
+    while c + 3 < count:
+        w = first_weight + c * stride
+        r = first_row + c * width
+        a0, a1, a2, a3 = weights[w], weights[w + stride], weights[w + 2 * stride], weights[w + 3 * stride]
+        for y in range(length):
+            target[at + y] -= (
+                a0 * rows[r + y] + a1 * rows[r + width + y] + a2 * rows[r + 2 * width + y] + a3 * rows[r + 3 * width + y]
+            )
+        c += 4
+    while c < count:
+        a0 = weights[first_weight + c * stride]
+        r = first_row + c * width
+        for y in range(length):
+            target[at + y] -= a0 * rows[r + y]
+        c += 1
+
+
+@compiled
 def factor(geometry, system):
-    """Block Cholesky in place: B_k <- B_k L_{k-1}^-T, D_k <- chol(D_k - B_k B_k^T), with the diagonals inverted.
+    """Block Cholesky H = U^T U in place: A_k <- U_{k-1}^-T A_k, U_k <- chol(D_k - A_k^T A_k), with the diagonals inverted.
 
     A variable that cannot be resolved has a zero there.
     """
-    first = geometry.first
-    diagonal, below = system.diagonal, system.below
+    first, diagonal, above = geometry.first, system.diagonal, system.above
     for k in range(first.shape[0] - 1):
         width = first[k + 1] - first[k]
         before = first[k] - first[k - 1] if k > 0 else 0
-        left = geometry.diagonal[k - 1] if k > 0 else 0
+        own, block, left = geometry.diagonal[k], geometry.above[k], geometry.diagonal[k - 1] if k > 0 else 0
+        for j in range(before):
+            at = block + j * width
+            subtract_rows(above, at, width, diagonal, left + j, before, above, block, width, j)
+            inverse = diagonal[left + j * (before + 1)]
+            for y in range(width):
+                above[at + y] *= inverse
         for i in range(width):
-            b = geometry.below[k] + i * before
-            for j in range(before):
-                d = left + j * before
-                total = below[b + j]
-                for c in range(j):
-                    total -= below[b + c] * diagonal[d + c]
-                below[b + j] = total * diagonal[d + j]
-            row = geometry.diagonal[k] + i * width
-            full = diagonal[row + i]
-            pivot = full
-            for j in range(i):
-                other = geometry.below[k] + j * before
-                total = diagonal[row + j]
-                for c in range(before):
-                    total -= below[b + c] * below[other + c]
-                d = geometry.diagonal[k] + j * width
-                for c in range(j):
-                    total -= diagonal[row + c] * diagonal[d + c]
-                total *= diagonal[d + j]
-                diagonal[row + j] = total
-                pivot -= total * total
-            for c in range(before):
-                pivot -= below[b + c] * below[b + c]
-            if full < NEGLIGIBLE or pivot <= PIVOT_TOLERANCE * full:
-                for c in range(before):
-                    below[b + c] = 0.0
-                for c in range(i):
-                    diagonal[row + c] = 0.0
-                diagonal[row + i] = 0.0
+            at = own + i * (width + 1)
+            full = diagonal[at]
+            subtract_rows(diagonal, at, width - i, above, block + i, width, above, block + i, width, before)
+            subtract_rows(diagonal, at, width - i, diagonal, own + i, width, diagonal, own + i, width, i)
+            if full < NEGLIGIBLE or diagonal[at] <= PIVOT_TOLERANCE * full:
+                drop(i, width, before, own, block, diagonal, above)
             else:
-                diagonal[row + i] = 1.0 / math.sqrt(pivot)
+                inverse = 1.0 / math.sqrt(diagonal[at])
+                for y in range(1, width - i):
+                    diagonal[at + y] *= inverse
+                diagonal[at] = inverse
+
+
+@compiled
+def drop(i, width, before, own, block, diagonal, above):
+    """Take variable i of a layer out of the factorisation."""
+    for c in range(before):
+        above[block + c * width + i] = 0.0
+    for c in range(i):
+        diagonal[own + c * width + i] = 0.0
+    for y in range(i, width):
+        diagonal[own + i * width + y] = 0.0
 
 
 @compiled
 def substitute(geometry, system, rhs):
     """rhs <- H^-1 rhs by the factor; zero where a variable cannot be resolved."""
-    first = geometry.first
-    diagonal, below = system.diagonal, system.below
+    first, diagonal, above = geometry.first, system.diagonal, system.above
     layers = first.shape[0] - 1
     for k in range(layers):
-        width = first[k + 1] - first[k]
+        width, here = first[k + 1] - first[k], first[k]
         before = first[k] - first[k - 1] if k > 0 else 0
+        subtract_rows(rhs, here, width, rhs, here - before, 1, above, geometry.above[k], width, before)
         for i in range(width):
-            total = rhs[first[k] + i]
-            b = geometry.below[k] + i * before
-            for c in range(before):
-                total -= below[b + c] * rhs[first[k] - before + c]
-            row = geometry.diagonal[k] + i * width
-            for c in range(i):
-                total -= diagonal[row + c] * rhs[first[k] + c]
-            rhs[first[k] + i] = total * diagonal[row + i]
+            at = geometry.diagonal[k] + i * (width + 1)
+            value = rhs[here + i] * diagonal[at]
+            rhs[here + i] = value
+            for y in range(1, width - i):
+                rhs[here + i + y] -= value * diagonal[at + y]
     for k in range(layers - 1, -1, -1):
-        width = first[k + 1] - first[k]
-        before = first[k] - first[k - 1] if k > 0 else 0
+        width, here = first[k + 1] - first[k], first[k]
+        if k < layers - 1:
+            n_next = first[k + 2] - first[k + 1]
+            for x in range(width):
+                block = geometry.above[k + 1] + x * n_next
+                total = rhs[here + x]
+                for y in range(n_next):
+                    total -= above[block + y] * rhs[here + width + y]
+                rhs[here + x] = total
         for i in range(width - 1, -1, -1):
-            row = geometry.diagonal[k] + i * width
-            value = rhs[first[k] + i] * diagonal[row + i]
-            rhs[first[k] + i] = value
-            for c in range(i):
-                rhs[first[k] + c] -= diagonal[row + c] * value
-            b = geometry.below[k] + i * before
-            for c in range(before):
-                rhs[first[k] - before + c] -= below[b + c] * value
+            at = geometry.diagonal[k] + i * (width + 1)
+            total = rhs[here + i]
+            for y in range(1, width - i):
+                total -= diagonal[at + y] * rhs[here + i + y]
+            rhs[here + i] = total * diagonal[at]
 
 
 @compiled

@@ -9,18 +9,11 @@ import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
 from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, LONGEST_MOVE, RELATIVE_TOLERANCE, SETTLED_RELATIVE
 from torchcmdp.kernels.linalg import System, assemble_border, empty_system, prepare, schur, solve
 from torchcmdp.kernels.pairs import Problem, Response, empty_response, evaluate, weigh
 from torchcmdp.kernels.quadratic import Small, empty_small, quadratic
 
-# A potential moves by at most this in one step: larger moves overflow, much smaller ones stall when multipliers must grow.
-LONGEST_MOVE = 100.0
-# Flow is conserved to this part of a state's own throughput, so that the policy is right in states that are almost never reached.
-RELATIVE_TOLERANCE = 1e-7
-# ... and to this where rounding stops the iteration early.
-SETTLED_RELATIVE = 1e-4
-# What still counts as solved when rounding stops the iteration before the requested tolerance.
-ACCEPTABLE_RESIDUAL, ACCEPTABLE_GAP = 1e-9, 1e-8
 # An iteration rebalances flows at most this often, and halves its step at most this often.
 MOST_REBALANCED, MOST_HALVED = 8, 35
 
@@ -204,7 +197,7 @@ def move(work, scale, cap):
 
 @compiled
 def search(geometry, problem, cap, value, slope, longest, slack, work):
-    """Go along the step as far as the dual decreases, or nowhere; returns the dual's value."""
+    """Go along the step as far as the dual decreases; returns its value, or infinity where it does not."""
     scale = min(1.0, LONGEST_MOVE / longest) if longest > 0.0 else 1.0
     for _ in range(MOST_HALVED):
         move(work, scale, cap)
@@ -214,7 +207,8 @@ def search(geometry, problem, cap, value, slope, longest, slack, work):
             copy(work.trial_lam, work.lam)
             return trial_value
         scale *= 0.5
-    return evaluate(geometry, problem, work.response, work.v, work.lam)
+    evaluate(geometry, problem, work.response, work.v, work.lam)
+    return math.inf
 
 
 @compiled
@@ -245,6 +239,8 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
         spend(problem, response, used)
         slope, longest = newton_step(geometry, problem, cap, work)
         value = search(geometry, problem, cap, value, slope, longest, slack, work)
+        if value == math.inf:
+            return iteration + 1, worst <= ACCEPTABLE_RESIDUAL and relative <= SETTLED_RELATIVE
     return max_iterations, False
 
 
@@ -278,7 +274,7 @@ def cooled_newton(geometry, problem, cap, tolerance, max_iterations, work):
         last = temperature <= 1.0
         for e in range(target.shape[0]):
             work.scaled[e] = target[e] / temperature
-        weigh(geometry, work.scaled, upper, problem.weight, problem.base)
+        weigh(geometry, work.scaled, upper, problem.weight, problem.base, work.response.known)
         stage_tolerance, stage_limit = (tolerance, max_iterations - used) if last else (1e-3, min(30, max_iterations - used))
         spent, converged = newton(geometry, scaled, cap / temperature, stage_tolerance, stage_limit, work)
         used += spent

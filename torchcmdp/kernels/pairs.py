@@ -19,6 +19,8 @@ FREE, AT_LOWER, AT_UPPER = 0, 1, 2
 
 # Below this sum of weight * growth a pair is answered in logarithms: products could have underflowed that still matter.
 FAINT = 1e-30
+# Newton's method on the scale of a clipped pair settles within this, or in this many passes gives up.
+ROUNDING, MOST_PASSES = 4e-16, 8
 
 
 class Problem(NamedTuple):
@@ -40,6 +42,8 @@ class Response(NamedTuple):
         clipped: `(P)`, whether a pair meets a bound.
         s: `(P)`, occupancy of the pairs, one in sum over every layer.
         exponent, penalty: `(P)`, work space.
+        t: `(P)`, ln p - z of the free entries of a clipped pair, psi if there are none.
+        log_p: `(E)`, ln p of its other entries, for the code in `known` `(E)`.
         growth: `(n + 1)`, exp(potential - largest of the layer), one at the terminal state.
         inflow, outflow: `(n + 1)`.
     """
@@ -50,6 +54,9 @@ class Response(NamedTuple):
     s: np.ndarray
     exponent: np.ndarray
     penalty: np.ndarray
+    t: np.ndarray
+    log_p: np.ndarray
+    known: np.ndarray
     growth: np.ndarray
     inflow: np.ndarray
     outflow: np.ndarray
@@ -57,17 +64,32 @@ class Response(NamedTuple):
 
 def empty_response(geometry: Geometry) -> Response:
     """Room for `evaluate`."""
-    entries, states = len(geometry.successor), len(geometry.state_at) + 1
-    pairs, bytes_ = [np.zeros(len(geometry.pair_at)) for _ in range(3)], np.int8
+    entries, pairs, states = len(geometry.successor), len(geometry.pair_at), len(geometry.state_at) + 1
     return Response(
-        np.zeros(entries), np.zeros(entries, bytes_), np.zeros(len(pairs[0]), bytes_), *pairs, *(np.zeros(states) for _ in range(3))
-    )  # fmt: skip
+        p=np.zeros(entries),
+        code=np.zeros(entries, np.int8),
+        clipped=np.zeros(pairs, np.int8),
+        s=np.zeros(pairs),
+        exponent=np.zeros(pairs),
+        penalty=np.zeros(pairs),
+        t=np.zeros(pairs),
+        log_p=np.zeros(entries),
+        known=np.zeros(entries, np.int8),
+        growth=np.zeros(states),
+        inflow=np.zeros(states),
+        outflow=np.zeros(states),
+    )
 
 
 @compiled
-def weigh(geometry, target, upper, weight, base):
-    """weight, base of `Problem`. Where nothing may go the weight is zero, so that no pair is clipped for that alone."""
+def weigh(geometry, target, upper, weight, base, known):
+    """weight, base of `Problem`. Where nothing may go the weight is zero, so that no pair is clipped for that alone.
+
+    Nothing is `known` of a new instance.
+    """
     row = geometry.row
+    for e in range(known.shape[0]):
+        known[e] = FREE
     for pair in range(base.shape[0]):
         largest = -math.inf
         for e in range(row[pair], row[pair + 1]):
@@ -81,48 +103,50 @@ def weigh(geometry, target, upper, weight, base):
 
 
 @compiled
-def respond_clipped(start, stop, problem, log_total, v, successor, p, code):
-    """Move the free answer p into its intervals by variable fixing, without exponentials, and return -psi.
+def clip(start, stop, lower, upper, p, code):
+    """Move shares p that sum to one into their intervals: p <- clip(scale * p) with a sum of one.
 
-    If clipping the scaled shares makes the sum exceed one, the true scale is smaller, so entries below their lower bound stay
-    there for good; if it falls short, entries above their upper bound stay there.
+    Newton's method on the scale: the sum is piecewise linear in it, so a scale that reproduces itself is exact.
 
-    Args:
-        log_total: With which ln p = target + v(y) - log_total on entry.
+    Returns:
+        The scale; zero where all entries are at a bound; -1, with p as it was, where it does not settle.
     """
-    target, lower, upper = problem.target, problem.lower, problem.upper
-    mass = 1.0
     scale = 1.0
-    n_free = stop - start
-    for e in range(start, stop):
-        code[e] = FREE
-    while n_free > 0 and mass > 0.0:
-        total = 0.0
+    free = 0.0
+    for _ in range(MOST_PASSES):
+        free = 0.0
+        fixed = 0.0
         for e in range(start, stop):
-            if code[e] == FREE:
-                total += p[e]
-        if total * scale < FAINT * mass:
-            return respond_steep(start, stop, problem, v, successor, p, code)
-        factor = mass / total
-        scale *= factor
-        short = 0.0
-        over = 0.0
-        for e in range(start, stop):
-            if code[e] == FREE:
-                p[e] *= factor
-                short += max(lower[e] - p[e], 0.0)
-                over += max(p[e] - upper[e], 0.0)
-        if short == 0.0 and over == 0.0:
+            share = scale * p[e]
+            inside = (share >= lower[e]) & (share <= upper[e])
+            free += p[e] if inside else 0.0
+            fixed += 0.0 if inside else min(max(share, lower[e]), upper[e])
+        if free < FAINT:
+            if abs(1.0 - fixed) > ROUNDING:
+                return -1.0
             break
-        fixed, count = fix(start, stop, lower, upper, short >= over, over >= short, p, code)
-        mass -= fixed
-        n_free -= count
-    return -clipped_value(start, stop, target, v, successor, lower, math.log(scale) - log_total, p, code)
+        last = scale
+        scale = (1.0 - fixed) / free
+        if abs(scale - last) <= ROUNDING * scale:
+            break
+        if not scale > FAINT:
+            return -1.0
+    else:
+        return -1.0
+    for e in range(start, stop):
+        share = scale * p[e]
+        p[e] = min(max(share, lower[e]), upper[e])
+        code[e] = AT_LOWER if share < lower[e] else (AT_UPPER if share > upper[e] else FREE)
+    return scale if free >= FAINT else 0.0
 
 
 @compiled
 def respond_steep(start, stop, problem, v, successor, p, code):
-    """The answer of a pair in logarithms, for targets and potentials of any size; returns -psi."""
+    """The answer of a pair in logarithms, for targets and potentials of any size, by variable fixing; returns t.
+
+    If clipping the scaled shares makes the sum exceed one, the true scale is smaller, so entries below their lower bound stay
+    there for good; if it falls short, entries above their upper bound stay there.
+    """
     target, lower, upper = problem.target, problem.lower, problem.upper
     mass = 1.0
     t = 0.0
@@ -149,11 +173,15 @@ def respond_steep(start, stop, problem, v, successor, p, code):
                 short += max(lower[e] - p[e], 0.0)
                 over += max(p[e] - upper[e], 0.0)
         if short == 0.0 and over == 0.0:
-            break
+            return t
         fixed, count = fix(start, stop, lower, upper, short >= over, over >= short, p, code)
         mass -= fixed
         n_free -= count
-    return -clipped_value(start, stop, target, v, successor, lower, t, p, code)
+    for e in range(start, stop):
+        if code[e] == FREE:
+            p[e] = lower[e]
+            code[e] = AT_LOWER
+    return t
 
 
 @compiled
@@ -177,39 +205,36 @@ def fix(start, stop, lower, upper, to_lower, to_upper, p, code):
 
 
 @compiled
-def clipped_value(start, stop, target, v, successor, lower, t, p, code):
-    """psi = sum p (ln p - z), where ln p - z = t for free entries; with no mass left for them they go to their lower ends."""
-    mass = 1.0
-    for e in range(start, stop):
-        if code[e] != FREE:
-            mass -= p[e]
+def clipped_value(start, stop, problem, v, successor, t, response):
+    """psi = sum p (ln p - z), where ln p - z = t for free entries, and their mass. Logarithms of the bounds are kept."""
+    target, p, code, known, log_p = problem.target, response.p, response.code, response.known, response.log_p
     psi = 0.0
+    free = 0.0
     for e in range(start, stop):
-        if code[e] == FREE and mass > 0.0:
-            psi += p[e] * t
-        else:
-            if code[e] == FREE:
-                p[e] = lower[e]
-                code[e] = AT_LOWER
-            if p[e] > 0.0:
-                psi += p[e] * (math.log(p[e]) - target[e] - v[successor[e]])
-    return psi
+        if code[e] == FREE:
+            free += p[e]
+        elif p[e] > 0.0:
+            if known[e] != code[e]:
+                known[e] = code[e]
+                log_p[e] = math.log(p[e])
+            psi += p[e] * (log_p[e] - target[e] - v[successor[e]])
+    return psi + free * t, free
 
 
 @compiled
-def respond(start, stop, shift, problem, log_base, growth, v, successor, p, code):
+def respond(pair, start, stop, shift, problem, top, v, successor, response):
     """p <- argmin_{lower <= p <= upper, sum p = 1} sum_y p (ln p - z), z = target + v(y), with its value psi.
 
     The unclipped softmax is tried first, since most pairs stay inside their intervals, and needs no logarithm in this form.
 
     Args:
-        shift: What turns an entry into its successor where the successors are a whole layer, else -1.
-        log_base: Logarithm of what weight and growth are relative to.
+        shift: The first successor where the successors are a whole layer, else -1.
+        top: Logarithm of what growth is relative to.
 
     Returns:
-        exponent and factor with exp(-psi) = factor * exp(exponent), and whether p is clipped.
+        exponent and factor with exp(-psi) = factor * exp(exponent).
     """
-    weight, lower, upper = problem.weight, problem.lower, problem.upper
+    weight, lower, upper, growth, p = problem.weight, problem.lower, problem.upper, response.growth, response.p
     total = 0.0
     if shift >= 0:
         for e in range(start, stop):
@@ -221,17 +246,28 @@ def respond(start, stop, shift, problem, log_base, growth, v, successor, p, code
             share = weight[e] * growth[successor[e]]
             p[e] = share
             total += share
-    if total < FAINT:
-        return respond_steep(start, stop, problem, v, successor, p, code), 1.0, True
-    scale = 1.0 / total
-    outside = 0
-    for e in range(start, stop):
-        share = p[e] * scale
-        p[e] = share
-        outside += (share < lower[e]) | (share > upper[e])
-    if outside == 0:
-        return log_base, total, False
-    return respond_clipped(start, stop, problem, math.log(total) + log_base, v, successor, p, code), 1.0, True
+    log_base = problem.base[pair] + top
+    t = 0.0
+    scale = -1.0
+    if total >= FAINT:
+        inverse = 1.0 / total
+        outside = 0
+        for e in range(start, stop):
+            share = p[e] * inverse
+            p[e] = share
+            outside += (share < lower[e]) | (share > upper[e])
+        if outside == 0:
+            response.clipped[pair] = False
+            return log_base, total
+        scale = clip(start, stop, lower, upper, p, response.code)
+    if scale > 0.0:
+        t = math.log(scale / total) - log_base
+    elif scale < 0.0:
+        t = respond_steep(start, stop, problem, v, successor, p, response.code)
+    psi, free = clipped_value(start, stop, problem, v, successor, t, response)
+    response.clipped[pair] = True
+    response.t[pair] = t if free > 0.0 else psi
+    return -psi, 1.0
 
 
 @compiled
@@ -264,7 +300,7 @@ def evaluate(geometry, problem, response, v, multipliers):
     `v` has n + 1 entries, the last of which, the terminal state's, is zero.
     """
     first, actions, row, successor = geometry.first, geometry.actions, geometry.row, geometry.successor
-    p, code, clipped, s = response.p, response.code, response.clipped, response.s
+    p, clipped, s = response.p, response.clipped, response.s
     exponents, penalty, growth = response.exponent, response.penalty, response.growth
     layers = first.shape[0] - 1
     price(problem.costs, multipliers, penalty)
@@ -273,6 +309,7 @@ def evaluate(geometry, problem, response, v, multipliers):
         # potentials of the next layer are already shifted by `shift` in total; doing the layers backwards makes this consistent
         after = first[k + 1]
         top = grow(after, first[k + 2] if k < layers - 1 else after + 1, v, growth)
+        dense = after if geometry.dense[k] else -1
         largest = -math.inf
         for j in range(first[k], first[k + 1]):
             own = v[j] + shift
@@ -282,10 +319,7 @@ def evaluate(geometry, problem, response, v, multipliers):
                     p[start] = 1.0
                     exponent, s[pair], clipped[pair] = problem.target[start] + v[successor[start]], 1.0, False
                 else:
-                    dense = after if geometry.dense[k] else -1
-                    exponent, s[pair], clipped[pair] = respond(
-                        start, stop, dense, problem, problem.base[pair] + top, growth, v, successor, p, code
-                    )
+                    exponent, s[pair] = respond(pair, start, stop, dense, problem, top, v, successor, response)
                 exponent -= own + penalty[pair]
                 exponents[pair] = exponent
                 largest = max(largest, exponent)

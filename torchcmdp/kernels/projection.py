@@ -7,16 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.cpu import compiled, entry, over_batch
+from torchcmdp.kernels.cpu import compiled, entry
 from torchcmdp.kernels.emptiness import least_violation
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.newton import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, cooled_newton, full, newton, workspace
-from torchcmdp.kernels.pairs import Problem, weigh
+from torchcmdp.kernels.limits import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, PLAIN_ITERATIONS
+from torchcmdp.kernels.newton import cooled_newton, full, newton, workspace
+from torchcmdp.kernels.pairs import FREE, Problem, weigh
+from torchcmdp.kernels.threads import over_batch
+from torchcmdp.status import Status
 
-SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = 0, 1, 2, 3
-
-# Newton's method from zero is given this many iterations before it is started again on a cooling schedule.
-PLAIN_ITERATIONS = 30
+SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = (
+    int(status) for status in (Status.SOLVED, Status.ELASTIC, Status.MAX_ITERATIONS, Status.INVALID)
+)
 
 # A safe set is empty if every occupancy violates some constraint by more than this, in parts of its largest cost ...
 CERTAIN = 1e-12
@@ -95,19 +97,24 @@ def recover(geometry, problem, response, v, used, occupancy, log_occupancy):
                 mass[successor[e]] += q
                 if q > occupancy[heaviest]:
                     heaviest = e
-            # the logarithms of an unclipped pair differ by known numbers: one is enough
-            known = -math.inf
-            if occupancy[heaviest] > 0.0:
-                known = math.log(occupancy[heaviest]) - target[heaviest] - v[successor[heaviest]]
+            # ln q - ln z is the same number for all free entries of a pair: one logarithm is enough
+            free = -math.inf
+            log_occupied = -math.inf
+            if response.clipped[pair] and occupied > 0.0:
+                log_occupied = math.log(occupied)
+                free = log_occupied + response.t[pair]
+            elif occupancy[heaviest] > 0.0:
+                free = math.log(occupancy[heaviest]) - target[heaviest] - v[successor[heaviest]]
             for e in range(start, stop):
                 q = occupancy[e]
+                log_q = -math.inf
                 if q > 0.0:
-                    additive = not response.clipped[pair] and v[successor[e]] > -math.inf
-                    log_q = known + target[e] + v[successor[e]] if additive else math.log(q)
-                    log_occupancy[e] = log_q
+                    if response.clipped[pair] and response.code[e] != FREE:
+                        log_q = log_occupied + response.log_p[e]
+                    else:
+                        log_q = free + target[e] + v[successor[e]]
                     surplus += q * (log_q - target[e])
-                else:
-                    log_occupancy[e] = -math.inf
+                log_occupancy[e] = log_q
     return surplus
 
 
@@ -129,19 +136,18 @@ def certify(surplus, used, lam, cap):
 
 
 @compiled
-def solve(geometry, problem, cap, limits, iterations, work, occupancy, log_occupancy):
-    """Solve with this cap, from zero if no iteration was spent yet; returns iterations in all, gap, violation and unpriced part."""
+def solve(geometry, problem, cap, limits, warm, work, occupancy, log_occupancy):
+    """Solve with this cap, from zero if not `warm`; returns iterations, gap, violation and its unpriced part."""
     v, lam = work.v, work.lam
-    if iterations == 0:
+    if not warm:
         for j in range(v.shape[0]):
             v[j] = 0.0
         for i in range(lam.shape[0]):
             lam[i] = 0.0
-    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base)
-    limit = iterations + min(PLAIN_ITERATIONS, limits.max_iterations)
-    spent, converged = newton(geometry, problem, cap, limits.tolerance, limit - iterations, work)
-    iterations += spent
-    if not converged and limit < limits.max_iterations:
+    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response.known)
+    plain = min(PLAIN_ITERATIONS, limits.max_iterations)
+    iterations, converged = newton(geometry, problem, cap, limits.tolerance, plain, work)
+    if not converged and plain < limits.max_iterations:
         spent, converged = cooled_newton(geometry, problem, cap, limits.tolerance, limits.max_iterations - iterations, work)
         iterations += spent
     surplus = recover(geometry, problem, work.response, v, work.used, occupancy, log_occupancy)
@@ -150,57 +156,50 @@ def solve(geometry, problem, cap, limits, iterations, work, occupancy, log_occup
 
 
 @compiled
-def project_one(
-    geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers
-):  # fmt: skip
-    """The projection of exp(target) in KL divergence.
+def project_one(geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers):
+    """The projection of exp(target) in KL divergence; where the safe set is empty, with the penalty cap * largest violation.
+
+    A violation is measured in parts of the largest cost of its constraint, which makes the answer the same in every unit.
 
     Args:
         target, lower, upper: `(E)`.
         costs: `(m x P)`.
-        limits: `Limits`.
+        limits: `Limits`; its budget of iterations is that of one solve, and of another one for every time the cap is raised.
         work: `workspace(geometry, m)`.
         occupancy, log_occupancy, potentials, multipliers: outputs, `(E)`, `(E)`, `(n)`, `(m)`.
 
     Returns:
         status, iterations, residual, gap.
     """
-    lam, scale = work.lam, work.scale
+    lam, cap = work.lam, limits.multiplier_cap
     if not is_valid(geometry, target, lower, upper, costs):
         return INVALID, 0, 0.0, 0.0
-    normalise(costs, work.costs, scale)
+    normalise(costs, work.costs, work.scale)
     problem = Problem(target, lower, upper, work.costs, work.weight, work.base)
+    iterations, gap, violation, unpriced = solve(geometry, problem, cap, limits, False, work, occupancy, log_occupancy)
     empty = False
-    cap = limits.multiplier_cap
-    iterations, gap, violation, unpriced = solve(geometry, problem, cap, limits, 0, work, occupancy, log_occupancy)
     if violation > ACCEPTABLE_RESIDUAL and full(lam, cap):
         # a multiplier at the cap may mean an empty set or a cap that is too low: raise it until one of the two is certain
         empty = least_violation(geometry, problem, work.response, lam) > CERTAIN
         while not empty and violation > ACCEPTABLE_RESIDUAL and full(lam, cap) and cap < HIGHEST_CAP:
             cap *= 10.0
-            iterations, gap, violation, unpriced = solve(geometry, problem, cap, limits, iterations, work, occupancy, log_occupancy)
+            spent, gap, violation, unpriced = solve(geometry, problem, cap, limits, True, work, occupancy, log_occupancy)
+            iterations += spent
             empty = violation > ACCEPTABLE_RESIDUAL and least_violation(geometry, problem, work.response, lam) > CERTAIN
         if empty and cap > limits.multiplier_cap:
             cap = limits.multiplier_cap
-            spent, gap, violation, unpriced = solve(geometry, problem, cap, limits, 0, work, occupancy, log_occupancy)
+            spent, gap, violation, unpriced = solve(geometry, problem, cap, limits, False, work, occupancy, log_occupancy)
             iterations += spent
     for j in range(potentials.shape[0]):
         potentials[j] = work.v[j]
     for i in range(lam.shape[0]):
-        multipliers[i] = lam[i] / scale[i]
-    status = judge(empty, gap, violation, unpriced, work.v[0])
+        multipliers[i] = lam[i] / work.scale[i]
+    # at the cap the gap is a difference of numbers as large as the dual value, and it grows with the multipliers
+    allowed = ACCEPTABLE_GAP * (1.0 + abs(work.v[0]) if empty else cap / limits.multiplier_cap)
+    status = MAX_ITERATIONS
+    if gap <= allowed and unpriced <= ACCEPTABLE_RESIDUAL and (empty or violation <= ACCEPTABLE_RESIDUAL):
+        status = ELASTIC if empty else SOLVED
     return status, iterations, unpriced, gap
-
-
-@compiled
-def judge(empty, gap, violation, unpriced, value):
-    """Solved, elastic, or neither."""
-    # at the cap the gap is a difference of numbers as large as the dual value
-    if empty and unpriced <= ACCEPTABLE_RESIDUAL and gap <= ACCEPTABLE_GAP * (1.0 + abs(value)):
-        return ELASTIC
-    if violation <= ACCEPTABLE_RESIDUAL and gap <= ACCEPTABLE_GAP:
-        return SOLVED
-    return MAX_ITERATIONS
 
 
 class Instance(NamedTuple):

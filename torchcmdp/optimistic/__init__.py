@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcmdp.kernels.threads import over_batch
 from torchcmdp.layout import Layout
 from torchcmdp.optimistic import torch_simplex
 from torchcmdp.optimistic.problem import OptimisticOptimum, ProgramSolver, program_faults
-from torchcmdp.projection.compiled.threads import over_batch
 from torchcmdp.safe_set import SafeSet, flattened, refuse
 from torchcmdp.solver import IterativeSolver, resolve
 from torchcmdp.status import INVALID

@@ -12,12 +12,15 @@ import math
 import numpy as np
 from numba import njit
 
+from torchcmdp.kernels.cpu import FASTMATH
 from torchcmdp.optimistic.problem import FEASIBILITY, IMPROVEMENT, RELAXATION, ROUNDING, SMALLEST_PIVOT
-from torchcmdp.projection.compiled.pairs import OPTIONS
 from torchcmdp.status import INFEASIBLE, INVALID, MAX_ITERATIONS, SOLVED
 
 # What a column of the basis is, if it is not the slack of constraint i >= 0.
 OCCUPANCY, COMMON = -1, -2
+
+
+OPTIONS = {"cache": True, "nogil": True, "fastmath": FASTMATH}
 
 
 @njit(**OPTIONS)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchcmdp.layout import Layout
-from torchcmdp.projection import torch_solver
-from torchcmdp.projection.compiled.threads import over_batch
+from torchcmdp.projection import implicit, torch_solver
 from torchcmdp.projection.problem import DEFAULT_CAP, ProjectionResult, ProjectionSolver, target_fault
+from torchcmdp.projection.torch_pairs import Response
 from torchcmdp.safe_set import SafeSet, faults, flattened, refuse
 from torchcmdp.solver import IterativeSolver
 from torchcmdp.status import INVALID
@@ -61,7 +60,8 @@ class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
 def _differentiating(inputs: tuple[Tensor, ...]) -> bool:
     """Whether a derivative of the projection may be wanted, in reverse or in forward mode."""
     forward_level: int = forward_ad._current_level
-    return forward_level >= 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
+    transformed: bool = torch._C._are_functorch_transforms_active()
+    return transformed or forward_level >= 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
 
 
 def _solve(inputs: Sequence[Tensor], layout: Layout, options: Newton) -> Any:
@@ -93,7 +93,7 @@ def _one_thread(device: torch.device) -> Iterator[None]:
 
 
 class _Projection(torch.autograd.Function):
-    """Occupancy and its logarithm as functions of (target, lower, upper, costs), differentiable once in either direction."""
+    """Occupancy and its logarithm as functions of (target, lower, upper, costs); `implicit` has their derivatives."""
 
     @staticmethod
     def forward(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: Newton) -> Any:
@@ -101,48 +101,35 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        target, lower, upper, costs, layout, options = inputs
-        occupancy, _, potentials, multipliers = output[:4]
+        *theta, layout, options = inputs
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
-        saved = (target, lower, upper, costs, potentials, multipliers, occupancy)
+        saved = (*theta, output[2], output[3], output[0])
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
-        ctx.layout, ctx.options = layout, options
+        compiled = options.compiled(theta[0].device)
+        ctx.how = implicit.How(layout, options.multiplier_cap, compiled, _compiled_system if compiled else implicit.torch_system)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        target, lower, upper, costs, potentials, multipliers, occupancy = (tensor.detach() for tensor in ctx.saved_tensors)
+        *saved, occupancy = ctx.saved_tensors
         if grads[0] is None and grads[1] is None:
-            return None, None, None, None, None, None
-        grad = torch.zeros_like(occupancy) if grads[0] is None else grads[0]
-        if grads[1] is not None:
-            grad = grad + torch.where(occupancy > 0, grads[1] / occupancy, 0.0)
-        pull: Any = _vjp_compiled if ctx.options.compiled(target.device) else torch_solver.vjp
-        with _one_thread(target.device):
-            pulled = pull(target, lower, upper, costs, potentials, multipliers, grad, ctx.layout, ctx.options.multiplier_cap)
-        return (*pulled, None, None)
+            return (None,) * 6
+        grad = torch.zeros_like(occupancy) if grads[0] is None else grads[0] * occupancy
+        grad = grad if grads[1] is None else grad + grads[1]
+        with _one_thread(occupancy.device):
+            return (*implicit.Pull.apply(*saved, grad, ctx.how), None, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        target, lower, upper, costs, potentials, multipliers, occupancy = (tensor.detach() for tensor in ctx.saved_tensors)
-        moves = [
-            torch.zeros_like(value) if tangent is None else tangent
-            for value, tangent in zip((target, lower, upper, costs), tangents[:4], strict=True)
-        ]
-        push: Any = _jvp_compiled if ctx.options.compiled(target.device) else torch_solver.jvp
-        with _one_thread(target.device):
-            tangent = push(target, lower, upper, costs, potentials, multipliers, *moves, ctx.layout, ctx.options.multiplier_cap)
-        log_tangent = torch.where(occupancy > 0, tangent / occupancy, 0.0)
-        return tangent, log_tangent, None, None, None, None, None, None
+        *saved, occupancy = ctx.saved_tensors
+        moves = [torch.zeros_like(x) if d is None else d for x, d in zip(saved[:4], tangents[:4], strict=True)]
+        with _one_thread(occupancy.device):
+            log_tangent = implicit.Push.apply(*saved, *moves, ctx.how)
+        return occupancy * log_tangent, log_tangent, None, None, None, None, None, None
 
 
-@lru_cache(maxsize=256)
-def _geometry(layout: Layout) -> tuple[np.ndarray, np.ndarray, int]:
-    from torchcmdp.projection.compiled.pairs import offsets_of
-
-    widths = np.array(layout.widths, dtype=np.int64)
-    return widths, offsets_of(widths), int(layout.transition_mask().sum())
+_Projection.vmap = staticmethod(implicit.vmapped(_Projection))  # type: ignore[method-assign]
 
 
 def _arrays(*tensors: Tensor) -> list[np.ndarray]:
@@ -150,42 +137,36 @@ def _arrays(*tensors: Tensor) -> list[np.ndarray]:
 
 
 def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: Newton) -> Any:
-    from torchcmdp.projection.compiled.solve import solve_range  # here and below, because numba takes half a second to import
+    from torchcmdp.kernels.geometry import geometry_of
+    from torchcmdp.kernels.projection import Limits, project_batch  # here and below, because numba takes half a second to import
 
-    batch, m = target.shape[0], costs.shape[1]
-    widths, offsets, size = _geometry(layout)
-    occupancy = np.zeros(target.shape)
-    log_occupancy = np.full(target.shape, -np.inf)
-    potentials, multipliers = np.zeros((batch, *target.shape[1:3])), np.zeros((batch, m))
-    status, iterations = np.zeros(batch, np.int8), np.zeros(batch, np.int64)
-    residual, gap = np.zeros(batch), np.zeros(batch)
-    outputs = (occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations)
-    inputs = _arrays(target, lower, upper, costs)
-    limits = (options.multiplier_cap, options.tolerance, options.max_iterations)
-    over_batch(solve_range, batch, size, widths, offsets, *inputs, *limits, *outputs)
-    if (status == INVALID).any():
+    limits = Limits(options.multiplier_cap, options.tolerance, options.max_iterations)
+    flat = _arrays(target.flatten(1), lower.flatten(1), upper.flatten(1), costs.flatten(2))
+    outputs = project_batch(geometry_of(layout), *flat, layout.layers * layout.width, limits)
+    if (outputs.status == INVALID).any():
         refuse([target_fault(target, layout), *faults(layout, lower, upper, costs)], certain=True)
-    return tuple(torch.from_numpy(array) for array in outputs)
+    shapes = (target.shape, target.shape, target.shape[:3], *(array.shape for array in outputs[3:]))
+    return tuple(torch.from_numpy(array).view(shape) for array, shape in zip(outputs, shapes, strict=True))
 
 
-def _vjp_compiled(target, lower, upper, costs, potentials, multipliers, grad, layout, cap):  # type: ignore[no-untyped-def]
-    from torchcmdp.projection.compiled.derivatives import vjp_range
+def _compiled_system(
+    theta: tuple[Tensor, ...], duals: implicit.Duals, layout: Layout
+) -> tuple[Response, Callable[[Tensor], Tensor]]:
+    """`implicit.torch_system` by compiled kernels."""
+    from torchcmdp.kernels.geometry import geometry_of
+    from torchcmdp.kernels.pairs import AT_LOWER, AT_UPPER
+    from torchcmdp.kernels.system import respond_batch, solve_batch
 
-    widths, offsets, size = _geometry(layout)
-    inputs = _arrays(target, lower, upper, costs)
-    outputs = [np.zeros_like(array) for array in inputs]
-    over_batch(
-        vjp_range, target.shape[0], size, widths, offsets, *inputs, cap, *_arrays(potentials, multipliers, grad), *outputs
-    )  # fmt: skip
-    return tuple(torch.from_numpy(array) for array in outputs)
+    geometry = geometry_of(layout)
+    target, v = theta[0], duals[0]
+    flat = _arrays(*(tensor.flatten(1) for tensor in theta[:3]), theta[3].flatten(2), v.flatten(1), duals[1])
+    p, code, t, s = respond_batch(geometry, *flat)
 
+    def solve(columns: Tensor) -> Tensor:
+        solution = columns.flatten(2).numpy(force=True).copy()
+        solve_batch(geometry, p, code, s, solution)
+        return torch.from_numpy(solution).view_as(columns)
 
-def _jvp_compiled(target, lower, upper, costs, potentials, multipliers, d_target, d_lower, d_upper, d_costs, layout, cap):  # type: ignore[no-untyped-def]
-    from torchcmdp.projection.compiled.derivatives import jvp_range
-
-    widths, offsets, size = _geometry(layout)
-    inputs = _arrays(target, lower, upper, costs)
-    duals, moves = _arrays(potentials, multipliers), _arrays(d_target, d_lower, d_upper, d_costs)
-    d_q = np.zeros_like(inputs[0])
-    over_batch(jvp_range, target.shape[0], size, widths, offsets, *inputs, cap, *duals, *moves, d_q)
-    return torch.from_numpy(d_q)
+    found_p, at = (torch.from_numpy(array).view_as(target) for array in (p, code))
+    found_t, found_s = (torch.from_numpy(array).view(target.shape[:-1]) for array in (t, s))
+    return Response(v, v[:, 0, 0], found_p, at == AT_LOWER, at == AT_UPPER, found_t, found_s), solve

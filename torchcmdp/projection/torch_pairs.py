@@ -80,41 +80,51 @@ def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, T
     total = p.sum(-1, keepdim=True)
     p /= total
     t = -(largest + total.log_()).squeeze(-1)
-    at_lower, at_upper = torch.zeros_like(z, dtype=torch.bool), torch.zeros_like(z, dtype=torch.bool)
+    held = torch.zeros(2, *z.shape, dtype=torch.bool, device=z.device)
     psi = t.clone()
-    rows = ((p < lower) | (p > upper)).any(-1).nonzero(as_tuple=True)
-    if len(rows[0]):
-        p[rows], at_lower[rows], at_upper[rows], psi[rows], t[rows] = fix_variables(z[rows], lower[rows], upper[rows], fixed)
-    return p, at_lower, at_upper, psi, t
+    rows = (torch.maximum(lower - p, p - upper).amax(-1) > 0).flatten().nonzero().squeeze(-1)
+    if len(rows):
+        found = fix_variables(z.flatten(0, -2)[rows], lower.flatten(0, -2)[rows], upper.flatten(0, -2)[rows], fixed)
+        for whole, part in zip((p, *held), found[:3], strict=True):
+            whole.view(-1, z.shape[-1])[rows] = part
+        psi.view(-1)[rows], t.view(-1)[rows] = found[3:]
+    return p, held[0], held[1], psi, t
 
 
 def fix_variables(z: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """p, at_lower, at_upper, psi and t of pairs `(... x S)` by variable fixing (see `compiled.pairs.respond_clipped`)."""
+    """p, at_lower, at_upper, psi and t of pairs `(... x S)` by variable fixing (see `compiled.pairs.respond_clipped`).
+
+    The successors come first inside: sums over a short last axis are slow.
+    """
+    z, lower, upper = (tensor.movedim(-1, 0).contiguous() for tensor in (z, lower, upper))
     at_lower = at_upper = torch.zeros_like(z, dtype=torch.bool)
-    mass = torch.ones_like(z[..., :1])
-    p, t = torch.zeros_like(z), torch.zeros_like(mass)
-    for _ in range(z.shape[-1] + 1):
-        free = ~(at_lower | at_upper)
+    free = ~at_lower
+    bound, mass = torch.zeros_like(z), torch.ones_like(z[0])
+    for _ in range(len(z) + 1):
         masked = torch.where(free, z, NEVER)
-        largest = masked.amax(-1, keepdim=True)
-        log_total = largest + (masked - largest).exp().sum(-1, keepdim=True).log()
-        open_pair = (mass > 0) & free.any(-1, keepdim=True)
-        t = torch.where(open_pair, mass.clamp_min(1e-300).log() - log_total, t)
-        p = torch.where(free, torch.where(open_pair, (t + masked).exp(), lower), p)
-        short = torch.where(free, lower - p, 0.0).clamp_min(0)
-        over = torch.where(free, p - upper, 0.0).clamp_min(0)
-        balance = (short - over).sum(-1, keepdim=True)
-        to_lower, to_upper = (short > 0) & (balance >= 0), (over > 0) & (balance <= 0)
+        largest = masked.amax(0)
+        share = (masked - largest).exp_()
+        total = share.sum(0)
+        p = share * (mass / total)
+        clipped = torch.minimum(torch.maximum(p, lower), upper)
+        off = torch.where(free, clipped - p, 0.0)
+        balance = off.sum(0)
+        to_lower, to_upper = (off > 0) & (balance >= 0), (off < 0) & (balance <= 0)
         if not fixed and not bool((to_lower | to_upper).any()):
             break
         at_lower, at_upper = at_lower | to_lower, at_upper | to_upper
-        p = torch.where(to_lower, lower, torch.where(to_upper, upper, p))
-        mass = 1 - torch.where(at_lower | at_upper, p, 0.0).sum(-1, keepdim=True)
-    clipped = at_lower | at_upper
-    own = torch.where(clipped & (p > 0), torch.where(p > 0, p, 1.0).log() - z, t)
-    psi = (p * torch.where(p > 0, own, 0.0)).sum(-1)
-    t = torch.where((clipped | (p <= 0)).all(-1), psi, t.squeeze(-1))
-    return p, at_lower, at_upper, psi, t
+        bound = torch.where(to_lower | to_upper, clipped, bound)
+        free = ~(at_lower | at_upper)
+        mass = (1 - bound.sum(0)).clamp_min(0)
+    p = torch.where(free, p, bound)
+    positive = p > 0
+    scored = torch.where(free, 0.0, torch.where(positive, p, 1.0).log() - z)
+    # on the free entries ln p - z is t; padded ones may be the only free ones left, and have none of the mass
+    open_pair = (mass > 0) & (largest > 0.5 * NEVER)
+    t = torch.where(open_pair, mass, 1.0).log() - largest - total.log()
+    psi = torch.where(open_pair, mass * t, 0.0) + (p * scored).sum(0)
+    t = torch.where(open_pair, t, psi)
+    return p.movedim(0, -1), at_lower.movedim(0, -1), at_upper.movedim(0, -1), psi, t
 
 
 def evaluate(problem: Problem, v: Tensor, lam: Tensor, fixed: bool) -> Response:
@@ -139,16 +149,6 @@ def flows(response: Response) -> tuple[Tensor, Tensor]:
     start = torch.zeros_like(outflow[:, :1])
     start[..., 0] = 1
     return torch.cat([start, arrivals[:, :-1]], 1), outflow
-
-
-def curvature(response: Response, vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """D vector for every pair, with p . vector and the mean of vector over the free part of p (see `compiled.derivatives`)."""
-    p, s = response.p, response.s.unsqueeze(-1)
-    free = torch.where(response.at_lower | response.at_upper, 0.0, p)
-    free_mass = free.sum(-1, keepdim=True)
-    along = (p * vector).sum(-1, keepdim=True)
-    mean = torch.where(free_mass > 0, (free * vector).sum(-1, keepdim=True) / torch.where(free_mass > 0, free_mass, 1.0), along)
-    return s * (p * along + free * (vector - mean)), along, mean
 
 
 def hessian(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tensor]:

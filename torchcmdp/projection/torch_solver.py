@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
-from torchcmdp.layout import Layout
-from torchcmdp.projection.limits import (
+from torchcmdp.kernels.limits import (
     ACCEPTABLE_GAP,
     ACCEPTABLE_RESIDUAL,
     LONGEST_MOVE,
@@ -14,22 +15,22 @@ from torchcmdp.projection.limits import (
     RELATIVE_TOLERANCE,
     SETTLED_RELATIVE,
 )
+from torchcmdp.layout import Layout
 from torchcmdp.projection.torch_pairs import (
     Problem,
     Response,
     box_quadratic,
-    curvature,
     evaluate,
     factor,
     flows,
     hessian,
     make_problem,
-    masked_solve,
-    next_potentials,
 )
 from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
 FIXED_HALVINGS = 6
+# Rebalancings of potentials in a row before a Newton step.
+REBALANCINGS, FIXED_REBALANCINGS = 8, 1
 
 
 def solve(
@@ -56,12 +57,14 @@ def solve(
     lam = torch.zeros(batch, m, dtype=target.dtype, device=target.device)
     goal = torch.full((batch,), tolerance, dtype=target.dtype, device=target.device)
     if fixed_iterations is not None:
-        v, lam, iterations, _ = newton(problem, v, lam, goal, fixed_iterations, fixed=True)
+        iterations = torch.full((batch,), fixed_iterations, dtype=torch.int64, device=target.device)
+        v, lam, iterations, _ = newton(problem, v, lam, goal, iterations, fixed_iterations)
     else:
         keep = (~invalid).nonzero().squeeze(-1)
         iterations = torch.zeros(batch, dtype=torch.int64, device=target.device)
         plain = min(PLAIN_ITERATIONS, max_iterations)
-        v[keep], lam[keep], iterations[keep], done = newton(problem.take(keep), v[keep], lam[keep], goal[keep], plain)
+        limit = torch.full_like(keep, plain)
+        v[keep], lam[keep], iterations[keep], done = newton(problem.take(keep), v[keep], lam[keep], goal[keep], limit)
         hard = keep[~done]
         if len(hard) and max_iterations > plain:
             v[hard], lam[hard], spent = cooled(problem.take(hard), tolerance, max_iterations - plain)
@@ -79,33 +82,37 @@ def find_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, la
 
 
 def newton(
-    problem: Problem, v: Tensor, lam: Tensor, tolerance: Tensor, max_iterations: int, fixed: bool = False
+    problem: Problem, v: Tensor, lam: Tensor, tolerance: Tensor, limit: Tensor, fixed_iterations: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Minimise the dual from (v, lam); returns them with the iterations spent and whether the tolerance was met, per instance."""
-    batch = v.shape[0]
+    """Minimise the dual from (v, lam) in at most `limit` iterations, or in just so many with no host read.
+
+    Returns (v, lam), the iterations spent and whether the tolerance was met, per instance.
+    """
+    batch, fixed = v.shape[0], fixed_iterations is not None
     final_v, final_lam = v.clone(), lam.clone()
-    iterations = torch.full((batch,), max_iterations, dtype=torch.int64, device=v.device)
+    iterations = limit.clone()
     done = torch.zeros(batch, dtype=torch.bool, device=v.device)
     active = torch.arange(batch, device=v.device)
     response = evaluate(problem, v, lam, fixed)
     best = torch.full_like(tolerance, torch.inf)
     stalled = torch.zeros_like(iterations)
-    for iteration in range(max_iterations + 1):
+    for iteration in itertools.count():
         worst, relative, converged = judge(problem, response, lam, tolerance)
         if fixed:
             iterations = torch.where(converged & ~done, iteration, iterations)
             done = done | converged
-            if iteration == max_iterations:
+            if iteration == fixed_iterations:
                 return response.v, lam, iterations, done
         else:
             stalled = torch.where(worst < 0.5 * best, 0, stalled + 1)
             best = torch.minimum(best, worst)
             converged = converged | ((stalled >= 4) & (best <= ACCEPTABLE_RESIDUAL) & (relative <= SETTLED_RELATIVE))
-            if iteration == max_iterations or bool(converged.any()):
+            stop = converged | (limit[active] <= iteration)
+            if bool(stop.any()):
                 final_v[active], final_lam[active] = response.v, lam
                 iterations[active], done[active] = iteration, converged
-                keep = (~converged).nonzero().squeeze(-1)
-                if iteration == max_iterations or len(keep) == 0:
+                keep = (~stop).nonzero().squeeze(-1)
+                if len(keep) == 0:
                     break
                 active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), lam[keep]
                 tolerance, best, stalled = tolerance[keep], best[keep], stalled[keep]
@@ -131,15 +138,23 @@ def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) 
 
 
 def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> Response:
-    """Move potentials by half the log ratio of inflow and outflow where the two are far apart (see `compiled.solve.rebalance`)."""
-    inflow, outflow = flows(response)
-    both = (inflow > 0) & (outflow > 0)
-    imbalance = torch.where(both, inflow, 1.0).log() - torch.where(both, outflow, 1.0).log()
-    imbalance = torch.where(imbalance.abs() > 3, imbalance, 0.0)
-    if not fixed and not bool((imbalance != 0).any()):
-        return response
-    trial = evaluate(problem, response.v - 0.5 * imbalance, lam, fixed)
-    return trial.where(trial.value <= response.value + 1e-12 * (1 + response.value.abs()), response)
+    """Move potentials by half the log ratio of inflow and outflow where the two are far apart, a few times in a row.
+
+    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
+    """
+    for _ in range(FIXED_REBALANCINGS if fixed else REBALANCINGS):
+        inflow, outflow = flows(response)
+        both = (inflow > 0) & (outflow > 0)
+        imbalance = torch.where(both, inflow, 1.0).log() - torch.where(both, outflow, 1.0).log()
+        imbalance = torch.where(imbalance.abs() > 3, imbalance, 0.0)
+        if not fixed and not bool((imbalance != 0).any()):
+            break
+        trial = evaluate(problem, response.v - 0.5 * imbalance, lam, fixed)
+        better = (trial.value <= response.value + 1e-12 * (1 + response.value.abs())) & (imbalance != 0).flatten(1).any(1)
+        response = trial.where(better, response)
+        if not fixed and not bool(better.any()):
+            break
+    return response
 
 
 def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> tuple[Response, Tensor]:
@@ -185,7 +200,8 @@ def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Ten
     while True:
         last = bool((temperature <= 1).all())
         goal = torch.full_like(temperature, tolerance if last else 1e-3)
-        v, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, max_iterations if last else 30)
+        left = max_iterations - used
+        v, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, left if last else left.clamp_max(30))
         used += spent
         if last:
             return v, lam, used
@@ -222,75 +238,3 @@ def certify(problem: Problem, response: Response, lam: Tensor, iterations: Tenso
     status = torch.where(failed, MAX_ITERATIONS, torch.where(elastic, ELASTIC, SOLVED)).to(torch.int8)
     status = torch.where(invalid, torch.full_like(status, INVALID), status)
     return occupancy, log_occupancy, response.v, lam, status, unpriced, gap, iterations
-
-
-def _linearised(
-    target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, v: Tensor, lam: Tensor, layout: Layout, cap: float
-) -> tuple[Problem, Response, Tensor, Tensor, tuple[Tensor, ...]]:
-    problem = make_problem(layout, target, lower, upper, costs, cap)
-    # one pass more than needed is harmless, and no host read keeps the derivative usable in fixed-iteration mode
-    response = evaluate(problem, v, lam, fixed=True)
-    clipped = response.at_lower | response.at_upper
-    z = problem.target + next_potentials(response.v)
-    price = torch.where(clipped, torch.where(response.p > 0, response.p, 1.0).log() - z - response.t.unsqueeze(-1), 0.0)
-    return problem, response, (lam > 0) & (lam < cap), price, factor(*hessian(problem, response))
-
-
-def _constrain(problem: Problem, flow: Tensor) -> tuple[Tensor, Tensor]:
-    """K flow: outflow - inflow of every state `(B x LS)`, and the costs `(B x m)`."""
-    pair = flow.sum(-1)
-    arrivals = flow.sum(dim=(2, 3))
-    net = pair.sum(-1) - torch.cat([torch.zeros_like(arrivals[:, :1]), arrivals[:, :-1]], 1)
-    return net.flatten(1), (problem.costs * pair.unsqueeze(1)).sum(dim=(2, 3, 4))
-
-
-def _spread_back(problem: Problem, a_v: Tensor, a_m: Tensor) -> Tensor:
-    """K^T a: a(x) - a(y) + sum_i a_i costs_i, `(B x L x S x A x S)`."""
-    a_v = a_v.unflatten(1, problem.target.shape[1:3])
-    pair = a_v.unsqueeze(-1) + (a_m[:, :, None, None, None] * problem.costs).sum(1)
-    return pair.unsqueeze(-1) - next_potentials(a_v)
-
-
-def _solve_system(factors: tuple[Tensor, ...], free: Tensor, rhs_v: Tensor, rhs_m: Tensor) -> tuple[Tensor, Tensor]:
-    cholesky, scale, border, schur = factors
-    half = torch.linalg.solve_triangular(cholesky, (scale * rhs_v).unsqueeze(-1), upper=False)
-    x_m = masked_solve(schur, free, rhs_m - (border.mT @ half).squeeze(-1))
-    x_v = torch.linalg.solve_triangular(cholesky.mT, half - border @ x_m.unsqueeze(-1), upper=True).squeeze(-1)
-    return scale * x_v, x_m
-
-
-def vjp(target, lower, upper, costs, v, lam, grad, layout, cap):  # type: ignore[no-untyped-def]
-    """Pull the occupancy's cotangent back to target, lower, upper and costs."""
-    problem, response, free, price, factors = _linearised(target, lower, upper, costs, v, lam, layout, cap)
-    real = layout.transition_mask(target.device)
-    grad = torch.where(real, grad, 0.0)
-    rhs_v, rhs_m = _constrain(problem, curvature(response, grad)[0])
-    a_v, a_m = (-solution for solution in _solve_system(factors, free, rhs_v, rhs_m))
-    pulled = torch.where(real, grad + _spread_back(problem, a_v, a_m), 0.0)
-    grad_target, along, mean = curvature(response, pulled)
-    bound = response.s.unsqueeze(-1) * (pulled - mean - price * along)
-    pairs = layout.pair_mask(target.device)
-    through = a_m[:, :, None, None, None] * response.s.unsqueeze(1)
-    grad_costs = torch.where(pairs, through - lam[:, :, None, None, None] * grad_target.sum(-1).unsqueeze(1), 0.0)
-    grad_lower = torch.where(response.at_lower & real, bound, 0.0)
-    grad_upper = torch.where(response.at_upper & real, bound, 0.0)
-    return torch.where(real, grad_target, 0.0), grad_lower, grad_upper, grad_costs
-
-
-def jvp(target, lower, upper, costs, v, lam, d_target, d_lower, d_upper, d_costs, layout, cap):  # type: ignore[no-untyped-def]
-    """Push tangents of target, lower, upper and costs forward to the occupancy."""
-    problem, response, free, price, factors = _linearised(target, lower, upper, costs, v, lam, layout, cap)
-    real = layout.transition_mask(target.device)
-    shift = (lam[:, :, None, None, None] * d_costs).sum(1).unsqueeze(-1)
-    move = torch.where(response.at_lower, d_lower, torch.where(response.at_upper, d_upper, 0.0))
-    move = torch.where(real, move, 0.0)
-    d_q = curvature(response, torch.where(real, d_target - shift, 0.0))[0]
-    giving = torch.where(response.at_lower | response.at_upper, 0.0, response.p)
-    total = giving.sum(-1, keepdim=True)
-    giving = torch.where(total > 0, giving / torch.where(total > 0, total, 1.0), response.p)
-    bent = move - giving * move.sum(-1, keepdim=True) - response.p * (price * move).sum(-1, keepdim=True)
-    d_q = d_q + response.s.unsqueeze(-1) * bent
-    rhs_v, rhs_m = _constrain(problem, d_q)
-    rhs_m = rhs_m + torch.where(layout.pair_mask(target.device), d_costs * response.s.unsqueeze(1), 0.0).sum(dim=(2, 3, 4))
-    x_v, x_m = _solve_system(factors, free, rhs_v, torch.where(free, rhs_m, 0.0))
-    return torch.where(real, d_q - curvature(response, _spread_back(problem, x_v, x_m))[0], 0.0)

@@ -34,7 +34,7 @@ WORTH_A_THREAD = 500
 @lru_cache(maxsize=1)
 def _pool(threads: int, pid: int) -> ThreadPoolExecutor:
     # keyed by the process, because threads do not survive a fork
-    return ThreadPoolExecutor(threads, thread_name_prefix="torchcmdp-projection")
+    return ThreadPoolExecutor(threads, thread_name_prefix="torchcmdp-kernels")
 
 
 def over_batch(kernel: Callable[..., None], batch: int, transitions: int, *arguments: object) -> None:
