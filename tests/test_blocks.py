@@ -11,6 +11,7 @@ import torch
 
 import torchcmdp as tc
 from torchcmdp.errors import InvalidInput
+from torchcmdp.kernels import threads as threads_room
 from torchcmdp.kernels.engine import using
 from torchcmdp.run import blocks as blocks_room
 from torchcmdp.run import session as session_room
@@ -149,11 +150,9 @@ def test_a_resumed_run_is_the_run_to_the_bit(learner: str, process: str, tmp_pat
 
 
 def test_runs_know_neither_their_neighbours_nor_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchcmdp.kernels import cpu
-
     curves = []
     for threads in (1, 2, 3):
-        monkeypatch.setattr(cpu, "available", lambda threads=threads: threads)
+        monkeypatch.setattr(threads_room, "available", lambda threads=threads: threads)
         curves.append(tc.run(*parts("wc-ops", "bernoulli", runs=7), 60, progress=False, engine="compiled").violation)
     assert torch.equal(curves[0], curves[1]) and torch.equal(curves[0], curves[2])
     tail = tc.run(*parts("wc-ops", "bernoulli", runs=2, first_run=5), 60, progress=False, engine="compiled").violation

@@ -183,7 +183,7 @@ class Simulator:
     def _rollout_compiled(self, policy: Tensor) -> Trajectory:
         """`rollout` in one compiled call."""
         from torchcmdp.kernels.block import empty_stage
-        from torchcmdp.kernels.cpu import over_batch
+        from torchcmdp.kernels.threads import over_batch
         from torchcmdp.kernels.geometry import geometry_of
         from torchcmdp.kernels.single import Walk, rollout_range
 

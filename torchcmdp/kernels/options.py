@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import njit, typeof
 
-from torchcmdp.kernels.cpu import OPTIONS, _InnerCompiler, _KernelCache
+from torchcmdp.kernels.cpu import OPTIONS, _EntryCompiler, _InnerCompiler, _KernelCache
 
 _EXACT = {**OPTIONS, "fastmath": False}
 
@@ -27,7 +27,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def entry(function: Callable[..., Any]) -> Any:
     """A kernel that Python calls, compiled with all that it calls on its first call or loaded from the cache."""
-    dispatcher = njit(**_EXACT)(function)
+    dispatcher = njit(pipeline_class=_EntryCompiler, **_EXACT)(function)
     dispatcher._cache = _KernelCache(function)
     return dispatcher
 
@@ -37,7 +37,7 @@ def outlined(function: Callable[..., Any]) -> Any:
 
     It is not compiled into its callers, which for one as large as the projection would take longer than all the rest of them.
     """
-    dispatcher = njit(no_cpython_wrapper=True, **OPTIONS)(function)
+    dispatcher = njit(pipeline_class=_EntryCompiler, no_cpython_wrapper=True, **OPTIONS)(function)
     dispatcher._cache = _KernelCache(function)
     return dispatcher
 

@@ -142,7 +142,7 @@ def update(learner: Learner, trajectory: Trajectory) -> bool:
     """One update of every run, compiled; says whether it was done, which some learners and places do not allow."""
     if engine() == "torch" or not is_compilable(learner):
         return False
-    from torchcmdp.kernels.cpu import over_batch
+    from torchcmdp.kernels.threads import over_batch
     from torchcmdp.kernels.geometry import geometry_of
     from torchcmdp.kernels.single import Walk
 

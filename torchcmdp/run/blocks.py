@@ -45,7 +45,7 @@ class Blocks:
 
     def play(self, episodes: int) -> None:
         """That many episodes of every run."""
-        from torchcmdp.kernels.cpu import over_batch
+        from torchcmdp.kernels.threads import over_batch
 
         env, geometry, learnt = self.env, self.geometry, int(self.learner.episode)
         packed = Packed(self.learner)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torchcmdp as tc
 from torchcmdp.distributed import Crew
-from torchcmdp.kernels.cpu import available
 from torchcmdp.kernels.engine import using
+from torchcmdp.kernels.threads import available
 from torchcmdp.run.session import Session
 from train.program import Count, Positive, Whole, bar, begin, publish, table
 
