@@ -312,9 +312,9 @@ class Tracker(Curves):
     def _update_compiled(self, policy: Tensor, seen: list[Tensor]) -> None:
         """`update` in one compiled call; `seen` has the rewards and costs of the trajectory, if there is one."""
         from torchcmdp.kernels.block import empty_stage
-        from torchcmdp.kernels.threads import over_batch
         from torchcmdp.kernels.geometry import geometry_of
         from torchcmdp.kernels.single import track_range
+        from torchcmdp.kernels.threads import over_batch
 
         env, m = self.env, self.env.constraints
         layout, geometry = env.layout, geometry_of(env.layout)

@@ -183,9 +183,9 @@ class Simulator:
     def _rollout_compiled(self, policy: Tensor) -> Trajectory:
         """`rollout` in one compiled call."""
         from torchcmdp.kernels.block import empty_stage
-        from torchcmdp.kernels.threads import over_batch
         from torchcmdp.kernels.geometry import geometry_of
         from torchcmdp.kernels.single import Walk, rollout_range
+        from torchcmdp.kernels.threads import over_batch
 
         world, geometry, layout, m = self.pack(), geometry_of(self.layout), self.layout, self.constraints
         steps = (self.runs, layout.layers)

@@ -32,10 +32,10 @@ def steps(layers: int, constraints: int) -> Steps:
 @kernel
 def is_policy(policy):
     """Whether all entries are finite and none is negative."""
+    good = True
     for p in range(policy.shape[0]):
-        if not (policy[p] >= 0.0 and policy[p] < math.inf):
-            return False
-    return True
+        good = good and policy[p] >= 0.0 and policy[p] < math.inf
+    return good
 
 
 @kernel

@@ -19,9 +19,10 @@ from torch.autograd import forward_ad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, transition_log_term
 from torchcmdp.errors import InvalidInput
-from torchcmdp.estimation import violation_threshold
+from torchcmdp.estimation import bonus_log_term, luck_terms, violation_threshold
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import room
+from torchcmdp.learners.radii import feedback_log_term
 from torchcmdp.projection import LOG_FLOOR, Newton
 
 if TYPE_CHECKING:
@@ -142,9 +143,9 @@ def update(learner: Learner, trajectory: Trajectory) -> bool:
     """One update of every run, compiled; says whether it was done, which some learners and places do not allow."""
     if engine() == "torch" or not is_compilable(learner):
         return False
-    from torchcmdp.kernels.threads import over_batch
     from torchcmdp.kernels.geometry import geometry_of
     from torchcmdp.kernels.single import Walk
+    from torchcmdp.kernels.threads import over_batch
 
     if hasattr(learner, "ignored_constraints"):
         trajectory = replace(trajectory, costs=trajectory.costs[..., :0])
@@ -188,17 +189,17 @@ def _wcops_settings(learner: Any) -> Any:
     from torchcmdp.kernels.wcops import Settings
     from torchcmdp.learners.wcops import OCCUPANCY_FLOOR
 
-    layout, m, horizon, delta = learner.layout, max(learner.constraints, 1), learner.horizon, learner.delta
-    unknown = sum(width > 1 for width in layout.widths[1:])
+    layout, m, made_for = learner.layout, learner.constraints, {"horizon": learner.horizon, "delta": learner.delta}
+    factor, logarithm = luck_terms(layout, m, **made_for)
     solver = learner.solver
     return Settings(
         kind=CONFIDENCE_KINDS.index(learner.confidence),
         empirical=int(learner.violation_threshold == "empirical"),
-        iota=transition_log_term(layout, horizon, delta),
-        bonus_logarithm=math.log(2 * m * layout.total_states * layout.actions * horizon / delta),
-        threshold_constant=float(violation_threshold(1, layout, learner.constraints, horizon=horizon, delta=delta)),
-        luck_factor=float(4 * layout.layers + 6 * layout.layers * unknown),
-        luck_logarithm=math.log(3 * m * horizon / delta),
+        iota=transition_log_term(layout, **made_for),
+        bonus_logarithm=bonus_log_term(layout, m, **made_for),
+        threshold_constant=float(violation_threshold(1, layout, m, **made_for)),
+        luck_factor=float(factor),
+        luck_logarithm=logarithm,
         log_floor=math.log(OCCUPANCY_FLOOR),
         target_floor=LOG_FLOOR,
         limits=Limits(float(solver.multiplier_cap), float(solver.tolerance), int(solver.max_iterations)),
@@ -209,15 +210,12 @@ def _wcops_settings(learner: Any) -> Any:
 def _opt_primal_dual_settings(learner: Any) -> Any:
     from torchcmdp.kernels.opt_primal_dual import Settings
 
-    layout, m, horizon, delta = learner.layout, learner.constraints, learner.horizon, learner.delta
-    matched = learner.radii == "matched"
-    size = layout.total_states * layout.actions
-    logarithm = math.log(2 * max(m, 1) * size * horizon / delta) if matched else math.log(6 * size * (m + 1) * horizon / delta)
+    layout, made_for = learner.layout, {"horizon": learner.horizon, "delta": learner.delta}
     return Settings(
         kind=CONFIDENCE_KINDS.index(learner.kernel_kind),
         capped=int(learner.multiplier_cap is not None),
-        iota=transition_log_term(layout, horizon, delta),
-        logarithm=logarithm,
+        iota=transition_log_term(layout, **made_for),
+        logarithm=feedback_log_term(learner.radii, layout, learner.constraints, **made_for),
     )
 
 
