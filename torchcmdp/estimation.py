@@ -78,10 +78,15 @@ def empirical_threshold(
     Returns:
         `(...)`.
     """
-    layers, unknown = layout.layers, sum(width > 1 for width in layout.widths[1:])
-    logarithm = math.log(3 * max(constraints, 1) * horizon / delta)
-    luck = (4 * layers + 6 * layers * unknown) * (2 * logarithm * torch.as_tensor(episode).to(torch.float64)).sqrt()
+    factor, logarithm = luck_terms(layout, constraints, horizon=horizon, delta=delta)
+    luck = factor * (2 * logarithm * torch.as_tensor(episode).to(torch.float64)).sqrt()
     return uncertainty + luck.to(uncertainty.dtype)
+
+
+def luck_terms(layout: Layout, constraints: int, *, horizon: int, delta: float) -> tuple[int, float]:
+    """4L + 6L L' and ln(3 m T / delta), of the empirical threshold."""
+    layers, unknown = layout.layers, sum(width > 1 for width in layout.widths[1:])
+    return 4 * layers + 6 * layers * unknown, math.log(3 * max(constraints, 1) * horizon / delta)
 
 
 def excess(
@@ -146,6 +151,11 @@ def update_cost_estimate(estimate: Tensor, rate: Tensor, costs: Tensor) -> Tenso
     return torch.addcmul(estimate, rate, costs - estimate)
 
 
+def bonus_log_term(layout: Layout, constraints: int, *, horizon: int, delta: float) -> float:
+    """ln(2 m |X| |A| T / delta), the logarithm in the bonus."""
+    return math.log(2 * max(constraints, 1) * layout.total_states * layout.actions * horizon / delta)
+
+
 def bonus(
     visits: Tensor, layout: Layout, constraints: int, *, horizon: int, delta: float, bonus_scale: Tensor | float = 1.0
 ) -> Tensor:
@@ -158,7 +168,7 @@ def bonus(
     Returns:
         `(... x L x S x A)`.
     """
-    logarithm = math.log(2 * max(constraints, 1) * layout.total_states * layout.actions * horizon / delta)
+    logarithm = bonus_log_term(layout, constraints, horizon=horizon, delta=delta)
     return _over_pairs(bonus_scale) * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
 
 

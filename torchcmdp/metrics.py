@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torchcmdp.comparators import Comparators, check_entry, stacked
 from torchcmdp.errors import InvalidInput, check_delta
+from torchcmdp.kernels.engine import engine
+from torchcmdp.kernels.memory import compact, room
 from torchcmdp.occupancy import expected_value, pair_occupancy_of
 from torchcmdp.planning import alpha_of
 from torchcmdp.protocols import Axes, EnvironmentLike
@@ -286,6 +288,10 @@ class Tracker(Curves):
             trajectory: What came of it; needed for the realised sums only.
         """
         env, runs = self.env, self.env.runs
+        seen = [] if trajectory is None else [trajectory.rewards, trajectory.costs]
+        if engine() != "torch" and _flattenable(policy, env.cmdp.transitions, env.reward_values, env.cost_values, *seen):
+            self._update_compiled(policy, seen)
+            return
         occupancy = pair_occupancy_of(policy.detach().to(env.dtype), env.cmdp.transitions)
         rewards, comparator = env.reward_values, self._comparators.safe
         violation = expected_value(env.cost_values, occupancy.unsqueeze(-4)).expand(runs, -1)
@@ -302,3 +308,33 @@ class Tracker(Curves):
             }
         )
         self._comparators.update()
+
+    def _update_compiled(self, policy: Tensor, seen: list[Tensor]) -> None:
+        """`update` in one compiled call; `seen` has the rewards and costs of the trajectory, if there is one."""
+        from torchcmdp.kernels.block import empty_stage
+        from torchcmdp.kernels.geometry import geometry_of
+        from torchcmdp.kernels.single import track_range
+        from torchcmdp.kernels.threads import over_batch
+
+        env, m = self.env, self.env.constraints
+        layout, geometry = env.layout, geometry_of(env.layout)
+        rewards, costs = seen or (self._sums.new_zeros(env.runs, layout.layers), self._sums.new_zeros(env.runs, layout.layers, m))
+        # as many rows as there are runs, or one for all
+        tables = (policy.flatten(-3), env.reward_values.flatten(-3).unsqueeze(-2), env.cost_values.flatten(-3))
+        rows = (table if table.dim() == axes else table.unsqueeze(0) for table, axes in zip(tables, (2, 3, 3), strict=True))
+        arrays = [tensor.detach().contiguous().numpy() for tensor in (*rows, rewards, costs)]
+        true, best = compact(geometry, env.cmdp.transitions, 4), compact(geometry, self._comparators.safe, 3)
+        sums = self._sums.numpy()
+
+        def piece(start: int, stop: int) -> None:
+            stage = room((layout, m), lambda: empty_stage(geometry, m))
+            track_range(start, stop, geometry, true, best, *arrays, sums, stage)
+
+        over_batch(piece, env.runs, len(geometry.successor))
+        self.updates += 1
+        self._comparators.update()
+
+
+def _flattenable(*tensors: Tensor) -> bool:
+    """Whether kernels can read these: float64 on the CPU."""
+    return all(tensor.dtype == torch.float64 and tensor.device.type == "cpu" for tensor in tensors)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
+from torchcmdp.kernels.engine import engine
+from torchcmdp.kernels.memory import compact, room
 from torchcmdp.layout import Layout
 from torchcmdp.processes import Fixed, check_keys, fingerprint
+from torchcmdp.processes.compiled import episodes_left, is_packable, pack, unpack
 from torchcmdp.protocols import Axes, ProcessLike
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
 from torchcmdp.streams import ACTION, COST, NEXT_STATE, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from torchcmdp.kernels.block import World
 
 
 class Simulator:
@@ -73,6 +80,7 @@ class Simulator:
         self._first_place = place[:, 0]
         self._first_own_place = own_place[:, :, 0].unbind(1)
         self._first_row = (own_place if cmdp.batch_shape else place) * actions  # of `_successors`
+        self._compact: tuple[np.ndarray, np.ndarray] | None = None  # transitions and thresholds without padding
 
     @property
     def layout(self) -> Layout:
@@ -111,6 +119,8 @@ class Simulator:
                 f"(L x S x A) = {shape}."
             )
         policy = policy.detach().expand(self.runs, *shape)
+        if engine() != "torch" and policy.dtype == torch.float64 and self.is_packable:
+            return self._rollout_compiled(policy)
         if policy.device.type == "cpu":
             _check_policy(policy)
         uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
@@ -139,6 +149,60 @@ class Simulator:
         states_played = visited[:, :-1]
         actions = choices.gather(2, states_played.unsqueeze(-1)).squeeze(-1)
         return states_played, actions, visited[:, 1:]
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether kernels can play its next episode: float64 on the CPU, and processes of ours."""
+        cpu = self.dtype == torch.float64 and self.device.type == "cpu"
+        return cpu and is_packable(self.rewards) and is_packable(self.costs) and self.episodes_left >= 1
+
+    @property
+    def episodes_left(self) -> float:
+        """How many episodes the processes have values for."""
+        return min(episodes_left(self.rewards), episodes_left(self.costs))
+
+    def pack(self) -> World:
+        """The simulator as kernels see it; `unpack` puts back what they did."""
+        from torchcmdp.kernels.block import World
+        from torchcmdp.kernels.geometry import geometry_of
+
+        if self._compact is None:
+            geometry, transitions = geometry_of(self.layout), self.cmdp.transitions
+            self._compact = compact(geometry, transitions, 4), compact(geometry, thresholds(transitions), 4)
+        return World(
+            self.seed, self.first_run, self.distinct_runs or 0, self.episode, *self._compact,
+            pack(self.rewards, self.runs, 3), pack(self.costs, self.runs, 4),
+        )  # fmt: skip
+
+    def unpack(self, world: World, episodes: int) -> None:
+        """Move on by the episodes that kernels played."""
+        self.reward_values = unpack(self.rewards, world.rewards, episodes, 3)
+        self.cost_values = unpack(self.costs, world.costs, episodes, 4)
+        self.episode += episodes
+
+    def _rollout_compiled(self, policy: Tensor) -> Trajectory:
+        """`rollout` in one compiled call."""
+        from torchcmdp.kernels.block import empty_stage
+        from torchcmdp.kernels.geometry import geometry_of
+        from torchcmdp.kernels.single import Walk, rollout_range
+        from torchcmdp.kernels.threads import over_batch
+
+        world, geometry, layout, m = self.pack(), geometry_of(self.layout), self.layout, self.constraints
+        steps = (self.runs, layout.layers)
+        numbers = [torch.empty(steps, dtype=torch.int64) for _ in range(3)]
+        feedback = [torch.empty(steps, dtype=torch.float64), torch.empty(*steps, m, dtype=torch.float64)]
+        walk = Walk(*(tensor.numpy() for tensor in (*numbers, *feedback)))
+        flat, failed = policy.flatten(1).contiguous().numpy(), torch.zeros(self.runs, dtype=torch.int64)
+
+        def piece(start: int, stop: int) -> None:
+            stage = room((layout, m), lambda: empty_stage(geometry, m))
+            rollout_range(start, stop, geometry, world, flat, walk, failed.numpy(), stage)
+
+        over_batch(piece, self.runs, len(geometry.successor))
+        if failed.any():
+            _check_policy(policy)
+        self.unpack(world, 1)
+        return Trajectory(*numbers, *feedback)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of episodes played and the state of the processes: with the same arguments, all that is needed to continue."""

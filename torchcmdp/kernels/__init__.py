@@ -2,4 +2,7 @@
 
 `geometry` numbers states, pairs and entries, `pairs` answers the inner problem of every state-action pair, `linalg` solves the
 Newton system, `quadratic` the small one of the multipliers, `projection` is the loop.
+
+An episode: `streams`, `sampling`, `processes` and `rollout` play it, `occupancy` and `metrics` measure it, `confidence` and
+`estimation` are what `wcops`, `opt_primal_dual` and `pdbps` learn with; `block` plays many in one call, `single` does one step.
 """

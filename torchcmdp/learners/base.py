@@ -179,7 +179,18 @@ class Learner(nn.Module, ABC):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Numbers about the last update by TensorBoard tag, `(runs,)` each; empty before the first."""
+        if self._last is None:
+            return {}
+        return self._last if isinstance(self._last, dict) else self._diagnose()
+
+    def _diagnose(self) -> dict[str, Tensor]:
+        """The diagnostics of an update that left something in `_last`."""
         return {}
+
+    def report(self, diagnostics: dict[str, Tensor]) -> None:
+        """Take the diagnostics of an update that somebody else did, on buffers that were replaced since."""
+        self._forget()
+        self._last = diagnostics
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""

@@ -65,10 +65,8 @@ class OptCMDP(EmpiricalLearner):
         rewards = torch.where(self.visits > 0, (self.reward_mean + reward_radius).clamp_max(1), highest)
         return rewards, SafeSet(self.layout, self.kernels.lower, self.kernels.upper, costs)
 
-    def diagnostics(self) -> dict[str, Tensor]:
+    def _diagnose(self) -> dict[str, Tensor]:
         """Of the last plan: policies tried, what its certificate leaves open, its status, value and largest multiplier."""
-        if self._last is None:
-            return {}
         last: OptimisticOptimum = self._last
         return {
             "Solver/iterations": last.iterations.to(self.dtype),

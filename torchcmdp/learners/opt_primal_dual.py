@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, transition_radius
+from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner, PerRun
 from torchcmdp.learners.empirical import EmpiricalLearner
 from torchcmdp.learners.radii import RADIUS_MODES
@@ -127,6 +128,8 @@ class OptPrimalDual(EmpiricalLearner):
     def update(self, trajectory: Trajectory) -> None:
         """Evaluate the policy that was played, move it and the multipliers, and only then count the episode."""
         self.check_trajectory(trajectory)
+        if compiled.update(self, trajectory):
+            return
         action_values, start_values = self.evaluate()
         prices = torch.cat([torch.ones_like(start_values[:, :1]), -self.multipliers], dim=-1)[..., None, None, None]
         step = self.hyperparameter("primal_step")[:, None, None, None]
@@ -139,10 +142,8 @@ class OptPrimalDual(EmpiricalLearner):
         self.count(trajectory)
         self._last = start_values
 
-    def diagnostics(self) -> dict[str, Tensor]:
+    def _diagnose(self) -> dict[str, Tensor]:
         """Of the last update: the largest multiplier after it, and the optimistic reward and violation of the policy played."""
-        if self._last is None:
-            return {}
         values: Tensor = self._last.detach()
         return {
             "Learner/max_multiplier": pad(self.multipliers.detach(), (1, 0)).amax(-1),

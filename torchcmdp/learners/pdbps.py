@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, KernelSet, lower_occupancy, upper_occupancy
 from torchcmdp.errors import InvalidInput
+from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner
 from torchcmdp.trajectory import Trajectory
 
@@ -77,6 +78,8 @@ class PDBPS(Learner):
 
     def update(self, trajectory: Trajectory) -> None:
         """One episode after the roll-out: estimate Q and its bonus with P_{t-1}, move policy and multipliers, count."""
+        if compiled.update(self, trajectory):
+            return
         visited, transitions = self.visited(trajectory)
         self.loss_range = torch.maximum(self.loss_range, 2 * (1 + self.multipliers.sum(-1)))
         policy, kernels = self.policy, self.kernels
@@ -118,10 +121,8 @@ class PDBPS(Learner):
         ascent = self.hyperparameter("dual_step").unsqueeze(-1) * trajectory.costs.sum(-2, dtype=self.dtype)
         self.multipliers = (self.multipliers + ascent).clamp(0, self.horizon**0.25)
 
-    def diagnostics(self) -> dict[str, Tensor]:
+    def _diagnose(self) -> dict[str, Tensor]:
         """Of the last update: the largest multiplier after it, the range of the loss, and the largest dilated bonus."""
-        if self._last is None:
-            return {}
         return {
             "Learner/max_multiplier": pad(self.multipliers.detach(), (1, 0)).amax(-1),
             "Learner/loss_range": self.loss_range.detach(),

@@ -6,10 +6,17 @@ import math
 
 from torch import Tensor
 
-from torchcmdp.estimation import bonus
+from torchcmdp.estimation import bonus, bonus_log_term
 from torchcmdp.layout import Layout
 
 RADIUS_MODES = ("published", "matched")
+
+
+def feedback_log_term(mode: str, layout: Layout, constraints: int, *, horizon: int, delta: float) -> float:
+    """The logarithm in the radii of costs: iota' = ln(6 |X| |A| (m + 1) T / delta) as published, the bonus's where matched."""
+    if mode == "matched":
+        return bonus_log_term(layout, constraints, horizon=horizon, delta=delta)
+    return math.log(6 * layout.total_states * layout.actions * (constraints + 1) * horizon / delta)
 
 
 def feedback_radii(
@@ -36,7 +43,7 @@ def feedback_radii(
     if mode == "matched":
         cost_radius = bonus(visits, layout, constraints, horizon=horizon, delta=delta, bonus_scale=bonus_scale)
     else:
-        logarithm = math.log(6 * layout.total_states * layout.actions * (constraints + 1) * horizon / delta)
+        logarithm = feedback_log_term(mode, layout, constraints, horizon=horizon, delta=delta)
         scale = bonus_scale[..., None, None, None] if isinstance(bonus_scale, Tensor) else bonus_scale
         cost_radius = scale * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
     return 0.5 * cost_radius, cost_radius

@@ -20,6 +20,7 @@ from torchcmdp.estimation import (
     violation_threshold,
 )
 from torchcmdp.layout import Layout
+from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner, PerRun
 from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.practical import PRACTICAL_SCALES
@@ -137,7 +138,8 @@ class WCOPS(Learner):
 
     def update(self, trajectory: Trajectory) -> None:
         """One episode of Algorithm 1 after the roll-out."""
-        self.learn(self.observe(trajectory))
+        if not compiled.update(self, trajectory):
+            self.learn(self.observe(trajectory))
 
     def observe(self, trajectory: Trajectory) -> Evidence:
         """Lines 4 and 5, with the upper occupancy over P_{t-1}: it must not know episode t (D5)."""
@@ -189,10 +191,8 @@ class WCOPS(Learner):
             loss, None, safe_set, self.hyperparameter("eta"), log_reference=self.log_occupancy, solver=self.solver
         )  # fmt: skip
 
-    def diagnostics(self) -> dict[str, Tensor]:
+    def _diagnose(self) -> dict[str, Tensor]:
         """Of the last update: solver iterations, residual and status, constraints with Gamma > 0, and the largest beta."""
-        if self._last is None:
-            return {}
         result, gamma_excess, rate = self._last
         dtype = self.dtype
         return {

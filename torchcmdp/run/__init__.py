@@ -37,7 +37,8 @@ def run(
         logdir: Folder for TensorBoard events, `config.json`, `metrics.csv` and `checkpoint.pt`. A folder with a checkpoint of the
             same settings is resumed bit for bit, a finished one returns its result, one of other settings raises `RunFolderError`.
         log_every: Episodes between logging points; about 200 points by default.
-        options: `progress`, `fresh`, `checkpoint_every` (seconds), `checkpoint_episodes` and `images`, as in `RunOptions`.
+        options: `progress`, `fresh`, `checkpoint_every` (seconds), `checkpoint_episodes`, `images` and `engine`, as in
+            `RunOptions`.
     """
     chosen = RunOptions(log_every, **options)
     session = Session(learner, env, int(episodes), chosen.spacing(episodes), Crew(env.runs, alone=True))

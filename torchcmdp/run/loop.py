@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tqdm import tqdm
 from torchcmdp.distributed import Crew, join
 from torchcmdp.errors import RunFolderError
 from torchcmdp.folder import ADVICE, RunFolder, brief
+from torchcmdp.kernels.engine import using
 from torchcmdp.run.options import RunOptions
 from torchcmdp.run.result import RunResult
 from torchcmdp.run.session import BANDED, Session
@@ -43,7 +45,8 @@ class Job:
             if session.completed:
                 return session.result()
             crew.deal(self._begin)
-            self._play()
+            with using(self.options.engine):
+                self._play()
             result = session.result()
             if session.completed:
                 if self.folder is not None:
@@ -97,8 +100,7 @@ class Job:
         saved, meetings, stopped = time.monotonic(), _Meetings(crew, session.played), False
         with _interruptible(patient=crew.size > 1) as stop, bar:
             while not session.completed and not stopped:
-                session.step()
-                bar.update()
+                bar.update(session.advance(min(session.until_due, self._until_saved(), meetings.until_next(session.played))))
                 if session.due:
                     self._log(bar)
                 late = time.monotonic() - saved >= options.checkpoint_every
@@ -109,6 +111,11 @@ class Job:
                     saved = time.monotonic()
             if not session.due:
                 self._log(bar)
+
+    def _until_saved(self) -> int:
+        """Episodes until a checkpoint that is due by their number."""
+        every = self.options.checkpoint_episodes
+        return self.session.episodes if every is None else every - self.session.played % every
 
     def _save(self) -> None:
         """Write a checkpoint of the runs of all processes."""
@@ -133,6 +140,10 @@ class _Meetings:
 
     def __init__(self, crew: Crew, played: int) -> None:
         self._crew, self._next, self._last = crew, played + 1, (time.monotonic(), played)
+
+    def until_next(self, played: int) -> int:
+        """Episodes that may be played before the next meeting."""
+        return sys.maxsize if self._crew.size == 1 else max(1, self._next - played)
 
     def hold(self, played: int, stop: bool, save: bool) -> tuple[bool, bool]:
         """Whether all stop, which any of them may ask for, and whether all save, which process 0 says."""

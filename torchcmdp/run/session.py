@@ -14,12 +14,16 @@ from torchcmdp import theory
 from torchcmdp.distributed import Crew, join, run_axes
 from torchcmdp.errors import InvalidInput
 from torchcmdp.events import HALF_WIDTH, WALL_TIME
+from torchcmdp.kernels.engine import engine
 from torchcmdp.metrics import Tracker, mean_and_interval
-from torchcmdp.protocols import Axes, EnvironmentLike, LearnerLike, TrackerLike, first_axes
+from torchcmdp.protocols import EnvironmentLike, LearnerLike, TrackerLike, first_axes
+from torchcmdp.run.blocks import Blocks, can_play
+from torchcmdp.run.diagnostics import Diagnostics
 from torchcmdp.run.result import RunResult
 from torchcmdp.simulator import Simulator
 
 DEFAULT_DELTA = 0.01
+BLOCK_SECONDS = 0.1  # how long episodes are played without a look at the clock
 
 # Tags of a logging point, and under which name `TrackerLike.newest` has them; the second ones have a tag for each constraint.
 TAGS = {
@@ -38,66 +42,6 @@ TAGS_BY_CONSTRAINT = {
 }
 BANDED = ("Regret/cumulative", "Regret/alpha", "Violation/cumulative", "Violation/positive", "Metrics/EpRet")
 OVER_ROOT = {"Regret/cumulative": "Regret/over_sqrt_t", "Violation/cumulative": "Violation/over_sqrt_t"}
-
-
-class Diagnostics:
-    """Adds up a learner's diagnostics since the last logging point and over the run, and the episodes in which each was positive.
-
-    Args:
-        runs: How many runs report.
-        device: Where the sums continue from a state.
-    """
-
-    def __init__(self, runs: int, device: torch.device | None = None) -> None:
-        self.runs, self.device, self.window_episodes = runs, device, 0
-        self.tags: list[str] = []
-        self._sums = dict.fromkeys(("window", "total", "positive"), torch.zeros(0, runs, dtype=torch.float64))
-
-    def add(self, diagnostics: Mapping[str, Tensor]) -> None:
-        """Take in one episode's, `(runs,)` each; a tag that is missing counts as zero."""
-        self.window_episodes += 1
-        if not diagnostics:
-            return
-        device = next(iter(diagnostics.values())).device
-        if new := [tag for tag in diagnostics if tag not in self.tags]:
-            room = torch.zeros(len(new), self.runs, dtype=torch.float64, device=device)
-            self._sums = {name: torch.cat([sums.to(device), room]) for name, sums in self._sums.items()}
-            self.tags = [*self.tags, *new]
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        values = [diagnostics.get(tag, zero).detach().to(torch.float64).expand(self.runs) for tag in self.tags]
-        now = torch.stack(values)
-        terms = {"window": now, "total": now, "positive": now > 0}
-        self._sums = {name: sums + terms[name] for name, sums in self._sums.items()}
-
-    def close_window(self) -> dict[str, Tensor]:
-        """By tag, means over the episodes since this was last called, `(runs,)` each."""
-        means = self._by_tag("window", self.window_episodes)
-        self._sums["window"], self.window_episodes = torch.zeros_like(self._sums["window"]), 0
-        return means
-
-    def means(self, episodes: int) -> dict[str, Tensor]:
-        """By tag, means over `episodes` episodes, `(runs,)` each."""
-        return self._by_tag("total", episodes)
-
-    def counts(self) -> dict[str, Tensor]:
-        """By tag, in how many episodes it was positive, `(runs,)` int64 each."""
-        return {tag: sums.to(torch.int64) for tag, sums in self._by_tag("positive", 1).items()}
-
-    def _by_tag(self, name: str, episodes: int) -> dict[str, Tensor]:
-        return {tag: sums / max(episodes, 1) for tag, sums in zip(self.tags, self._sums[name], strict=True)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The tags and the sums, `(tags x runs)` each."""
-        return {"tags": self.tags, "window_episodes": self.window_episodes, **self._sums}
-
-    def state_axes(self) -> Axes:
-        """Where the runs are in each entry."""
-        return {"tags": None, "window_episodes": None, **dict.fromkeys(self._sums, 1)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self.tags, self.window_episodes = list(state["tags"]), int(state["window_episodes"])
-        self._sums = {name: state[name].to(device=self.device) for name in self._sums}
 
 
 @dataclass
@@ -140,6 +84,13 @@ class Session:
         self.first_episode = int(env.episode)
         self.config = self.config or full_config(learner, env, self.episodes, self.log_every)
         self._lap = (time.monotonic(), 0)
+        self._blocks: Blocks | None = None
+        self._pace = 1  # episodes of the next block
+
+    @property
+    def until_due(self) -> int:
+        """Episodes until the next logging point."""
+        return min(self.log_every - self.played % self.log_every, self.episodes - self.played)
 
     @property
     def due(self) -> bool:
@@ -161,16 +112,36 @@ class Session:
         """The episode of the last logging point, 0 before the first."""
         return int(self.rows[-1]["episode"]) if self.rows else 0
 
-    def step(self) -> None:
-        """One episode: play, measure, learn. Nothing here reads a tensor's value."""
+    def advance(self, most: int) -> int:
+        """Play episodes, as many as take a tenth of a second and no more than `most`; returns how many."""
         started = time.monotonic()
+        if not can_play(self.learner, self.env, self.tracker, self.diagnostics):
+            if engine() == "compiled":
+                raise InvalidInput(
+                    'engine is "compiled", which plays learners, simulators and processes of this library in float64 on the CPU; '
+                    'expected those, or engine "auto".'
+                )
+            episodes = 1
+            self._step()
+        else:
+            if self._blocks is None:
+                self._blocks = Blocks(*cast(Any, (self.learner, self.env, self.tracker, self.diagnostics)))
+            episodes = int(min(most, self._pace, self._blocks.env.episodes_left))
+            self._blocks.play(episodes)
+        seconds = time.monotonic() - started
+        # no more than eight times as many as before: the first block may have been played while kernels were compiled
+        self._pace = max(1, min(8 * episodes, int(episodes * BLOCK_SECONDS / max(seconds, 1e-9))))
+        self.played += episodes
+        self.seconds += seconds
+        return episodes
+
+    def _step(self) -> None:
+        """One episode: play, measure, learn. Nothing here reads a tensor's value."""
         policy = self.learner.policy
         trajectory = self.env.rollout(policy)
         self.tracker.update(policy, trajectory)
         self.learner.update(trajectory)
         self.diagnostics.add(getattr(self.learner, "diagnostics", dict)())
-        self.played += 1
-        self.seconds += time.monotonic() - started
 
     def record(self) -> tuple[dict[str, float], dict[str, float]]:
         """Close a logging point; returns its row and what else there is to say about it."""

@@ -1,0 +1,249 @@
+"""Every kernel of an episode against the torch formula of the same name, on random inputs and padded layouts."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from torchcmdp import estimation
+from torchcmdp.confidence import (
+    CONFIDENCE_KINDS,
+    Intervals,
+    L1Ball,
+    confidence_set,
+    lower_occupancy,
+    transition_log_term,
+    upper_occupancy,
+    upper_occupancy_visited,
+)
+from torchcmdp.kernels import confidence, occupancy, pdbps, streams
+from torchcmdp.kernels import estimation as kernels
+from torchcmdp.kernels.geometry import geometry_of, supported
+from torchcmdp.layout import Layout
+from torchcmdp.learners.pdbps import dilated_bonus
+from torchcmdp.occupancy import pair_occupancy_of
+from torchcmdp.streams import RunStreams
+
+LAYOUTS = [Layout((1, 4, 4, 1), 3), Layout((1, 2, 5, 1, 3, 1), 2), Layout((1, 1), 2)]
+HORIZON, DELTA = 500, 0.05
+
+
+@cache
+def callable_from_python(kernel):
+    """Kernels have no way in from Python, which would take long to compile: this gives them one."""
+    return njit(lambda *arguments: kernel(*arguments), error_model="numpy")
+
+
+def number(value: float) -> torch.Tensor:
+    """A value at the only pair of a layout of one."""
+    return torch.full((1, 1, 1), value, dtype=torch.float64)
+
+
+def close(found, expected) -> None:
+    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-12, atol=1e-12)
+
+
+def random_rows(layout: Layout, seed: int) -> torch.Tensor:
+    """Random transitions, `(L x S x A x S)`."""
+    weights = torch.rand(layout.transition_shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    weights = weights * layout.transition_mask()
+    return torch.nan_to_num(weights / weights.sum(-1, keepdim=True))
+
+
+def random_policy(layout: Layout, seed: int) -> torch.Tensor:
+    weights = torch.rand(layout.pair_shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) ** 3
+    return torch.nan_to_num(weights / weights.sum(-1, keepdim=True)) * layout.pair_mask()
+
+
+def random_counts(layout: Layout, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Visits of pairs, some of them zero, and of transitions."""
+    generator = torch.Generator().manual_seed(seed)
+    many = torch.randint(0, 40, layout.transition_shape, generator=generator).to(torch.float64)
+    seen = torch.rand(layout.pair_shape, generator=generator) < 0.7
+    moves = many * layout.transition_mask() * seen.unsqueeze(-1)
+    return moves.sum(-1), moves
+
+
+def pairs_of(layout: Layout, padded: torch.Tensor) -> np.ndarray:
+    return np.ascontiguousarray(padded.reshape(-1).numpy()[geometry_of(layout).pair_at])
+
+
+def entries_of(layout: Layout, padded: torch.Tensor) -> np.ndarray:
+    return np.ascontiguousarray(padded.reshape(-1).numpy()[geometry_of(layout).entry_at])
+
+
+@njit(error_model="numpy")
+def fill(geometry, visits, moves, iota, scale, kernels):
+    for p in range(visits.shape[0]):
+        confidence.confidence_row(geometry, p, visits, moves, iota, scale, kernels)
+
+
+def both_sets(kind: str, layout: Layout, seed: int):
+    """The same confidence set in torch and as kernels see it."""
+    visits, moves = random_counts(layout, seed)
+    torch_set = confidence_set(kind, visits, moves, layout, horizon=HORIZON, delta=DELTA, radius_scale=0.3)
+    geometry = geometry_of(layout)
+    own = confidence.kernel_set(CONFIDENCE_KINDS.index(kind), geometry)
+    iota = transition_log_term(layout, HORIZON, DELTA)
+    fill(geometry, pairs_of(layout, visits), entries_of(layout, moves), iota, 0.3, own)
+    return torch_set, own
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", CONFIDENCE_KINDS)
+def test_confidence_rows(kind: str, layout: Layout) -> None:
+    torch_set, own = both_sets(kind, layout, seed=0)
+    close(own.lower, entries_of(layout, torch_set.lower))
+    close(own.upper, entries_of(layout, torch_set.upper))
+    if isinstance(torch_set, L1Ball):
+        close(own.center, entries_of(layout, torch_set.center))
+        close(own.radius, pairs_of(layout, torch_set.radius))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", CONFIDENCE_KINDS)
+def test_upper_and_lower_occupancies(kind: str, layout: Layout) -> None:
+    torch_set, own = both_sets(kind, layout, seed=1)
+    policy, geometry = random_policy(layout, seed=2), geometry_of(layout)
+    compact, room, found = pairs_of(layout, policy), confidence.empty_room(geometry), np.zeros(len(geometry.pair_at))
+    all_pairs = callable_from_python(confidence.all_pairs)
+    for sign, formula in ((1.0, upper_occupancy), (-1.0, lower_occupancy)):
+        all_pairs(geometry, own, compact, sign, room, found)
+        close(found, pairs_of(layout, formula(torch_set, policy, layout)))
+    generator = torch.Generator().manual_seed(3)
+    states = torch.stack([torch.randint(0, width, (), generator=generator) for width in layout.widths[:-1]])[None]
+    actions = torch.randint(0, layout.actions, states.shape, generator=generator)
+    numbers = (torch.as_tensor(geometry.first[:-1]) + states[0]) * layout.actions + actions[0]
+    upper = np.zeros(layout.layers)
+    callable_from_python(confidence.upper_occupancy_visited)(geometry, own, compact, numbers.numpy(), room, upper)
+    close(upper, upper_occupancy_visited(torch_set, policy[None], layout, states, actions)[0])
+
+
+def test_occupancies_over_successor_lists_are_those_over_intervals_that_are_zero_elsewhere() -> None:
+    layout = LAYOUTS[1]
+    support = (torch.rand(layout.transition_shape, generator=torch.Generator().manual_seed(4)) < 0.6) & layout.transition_mask()
+    support[..., 0] |= layout.pair_mask()
+    center = random_rows(layout, seed=5) * support
+    center = torch.nan_to_num(center / center.sum(-1, keepdim=True))
+    lower, upper = (center - 0.2).clamp_min(0), (center + 0.2).clamp_max(1) * support
+    geometry, policy = supported(layout, support.numpy()), random_policy(layout, seed=6)
+    own = confidence.kernel_set(confidence.ENTRYWISE, geometry)
+    own.lower[:], own.upper[:] = (tensor.reshape(-1).numpy()[geometry.entry_at] for tensor in (lower, upper))
+    found = np.zeros(len(geometry.pair_at))
+    for sign, formula in ((1.0, upper_occupancy), (-1.0, lower_occupancy)):
+        callable_from_python(confidence.all_pairs)(
+            geometry, own, pairs_of(layout, policy), sign, confidence.empty_room(geometry), found
+        )
+        close(found, pairs_of(layout, formula(Intervals(lower, upper), policy, layout)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_dilated_bonus(layout: Layout) -> None:
+    torch_set, own = both_sets("luo", layout, seed=7)
+    policy, geometry = random_policy(layout, seed=8), geometry_of(layout)
+    upper, lower = (random_policy(layout, seed) for seed in (9, 10))
+    gamma, loss_range = 0.1, 3.0
+    reached = upper + gamma
+    bonus = layout.layers * loss_range * (policy * (3 * gamma + upper - lower) / reached).sum(-1)
+    found = np.zeros(len(geometry.pair_at))
+    callable_from_python(pdbps.dilated_bonus)(
+        geometry, own, *(pairs_of(layout, policy), gamma, loss_range, pairs_of(layout, upper), pairs_of(layout, lower)),
+        confidence.empty_room(geometry), found,
+    )  # fmt: skip
+    close(found, pairs_of(layout, dilated_bonus(bonus, policy, torch_set)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_policies_and_occupancies(layout: Layout) -> None:
+    geometry, policy, transitions = geometry_of(layout), random_policy(layout, seed=11), random_rows(layout, seed=12)
+    pairs = len(geometry.pair_at)
+    found, mass = np.zeros(pairs), np.zeros(len(geometry.state_at) + 1)
+    of_policy = callable_from_python(occupancy.pair_occupancy_of)
+    of_policy(geometry, pairs_of(layout, policy), entries_of(layout, transitions), mass, found)
+    close(found, pairs_of(layout, pair_occupancy_of(policy, transitions)))
+    log = torch.where(layout.transition_mask(), 30 * random_rows(layout, seed=13).log().clamp_min(-20), -700.0)
+    callable_from_python(occupancy.policy_of_log)(geometry, entries_of(layout, log), found)
+    close(found, pairs_of(layout, log.flatten(-2).softmax(-1).view_as(log).sum(-1)))
+    logits = 50 * random_policy(layout, seed=14)
+    callable_from_python(occupancy.policy_of_logits)(geometry, pairs_of(layout, logits), found)
+    close(found, pairs_of(layout, logits.softmax(-1)))
+    found = pairs_of(layout, logits)
+    callable_from_python(occupancy.log_softmax)(geometry, found)
+    close(found, pairs_of(layout, logits.log_softmax(-1)))
+
+
+@pytest.mark.parametrize("distinct", [None, 3])
+def test_random_numbers_are_the_same_bit_for_bit(distinct: int | None) -> None:
+    seed, first_run, m, layers = 4_294_967_295, 7, 2, 5
+    expected = RunStreams(seed, 6, first_run, distinct=distinct)
+    uniform = callable_from_python(streams.uniform)
+    for episode in (0, 513, 4_000_000_000):
+        numbers = expected.uniform(episode, m, layers)
+        for run in range(6):
+            number = (first_run + run) % distinct if distinct else first_run + run
+            for k in range(layers):
+                for purpose in range(3 + m):
+                    assert uniform(seed, number, episode, k + streams.SLOTS * purpose) == numbers[run, k, purpose].item()
+
+
+@njit(error_model="numpy")
+def estimates(reward, upper, gamma, path, threshold, scale, cap, visits, estimate, cost, logarithm, bonus_scale):
+    gamma_excess = kernels.excess(path, threshold, scale, cap)
+    rate = kernels.learning_rate(gamma_excess, visits)
+    cost_bonus = kernels.bonus(visits, logarithm, bonus_scale)
+    updated = kernels.update_cost_estimate(estimate, rate, cost)
+    optimistic = kernels.optimistic_cost(updated, cost_bonus, visits)
+    return kernels.loss_estimate(reward, upper, gamma), gamma_excess, rate, cost_bonus, updated, optimistic
+
+
+@pytest.mark.parametrize("visits", [0.0, 1.0, 17.0])
+@pytest.mark.parametrize("path", [-3.0, 4.0, 400.0])
+def test_estimates(visits: float, path: float) -> None:
+    layout = Layout((1, 1), 1)
+    found = estimates(0.3, 0.2, 0.05, path, 10.0, 0.2, 1.5, visits, 0.4, -0.7, math.log(2 * 2 * 1 * HORIZON / DELTA), 0.1)
+    gamma_excess = estimation.excess(torch.tensor([path], dtype=torch.float64), torch.tensor(10.0), 0.2, 1.5)
+    rate = estimation.learning_rate(gamma_excess, number(visits))
+    cost_bonus = estimation.bonus(number(visits), layout, 1, horizon=HORIZON, delta=DELTA, bonus_scale=0.1)
+    costs = torch.tensor([[-0.7]], dtype=torch.float64)
+    updated = estimation.update_cost_estimate(number(0.4)[None], rate, costs[..., None, None])
+    rewards, upper = torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64)
+    expected = (
+        estimation.loss_estimate(number(1.0), rewards, upper, 0.05),
+        gamma_excess,
+        rate,
+        cost_bonus,
+        updated,
+        estimation.optimistic_cost(updated, cost_bonus, number(visits), layout),
+    )
+    for value, tensor in zip(found, expected, strict=True):
+        close(value, tensor.item())
+
+
+@njit(error_model="numpy")
+def thresholds(geometry, lower, upper, visits, uncertainty, constant, factor, logarithm, episode):
+    total = 0.0
+    for p in range(visits.shape[0]):
+        total += kernels.step_uncertainty(geometry, p, lower, upper, 0.1 / max(visits[p], 1.0), visits[p])
+    empirical = kernels.empirical_threshold(uncertainty, factor, logarithm, episode)
+    return total, kernels.violation_threshold(constant, episode), empirical
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_thresholds(layout: Layout) -> None:
+    torch_set, own = both_sets("entrywise", layout, seed=15)
+    visits, _ = random_counts(layout, seed=15)
+    like = {"horizon": HORIZON, "delta": DELTA}
+    constant = float(estimation.violation_threshold(1, layout, 2, **like))
+    unknown = sum(width > 1 for width in layout.widths[1:])
+    factor, logarithm = float(4 * layout.layers + 6 * layout.layers * unknown), math.log(3 * 2 * HORIZON / DELTA)
+    found = thresholds(geometry_of(layout), own.lower, own.upper, pairs_of(layout, visits), 5.0, constant, factor, logarithm, 37)
+    steps = estimation.step_uncertainty(torch_set.lower, torch_set.upper, 0.1 / visits.clamp_min(1), visits, layout)
+    close(found[0], steps.sum().item())
+    close(found[1], estimation.violation_threshold(37, layout, 2, **like).item())
+    uncertainty = torch.tensor(5.0, dtype=torch.float64)
+    close(found[2], estimation.empirical_threshold(uncertainty, 37, layout, 2, **like).item())

@@ -1,0 +1,223 @@
+"""Sets of plausible transition kernels of one run, and the exact optimistic expectations and occupancies over them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.options import formula, kernel
+
+# the kinds, numbered as in `torchcmdp.confidence.CONFIDENCE_KINDS`
+ENTRYWISE, L1, BERNSTEIN, EFRONI, LUO = range(5)
+
+
+class KernelSet(NamedTuple):
+    """The plausible kernels: a box for every pair, or, where the kind is "l1", a ball around a center with that box around it.
+
+    Attributes:
+        kind: One of the five.
+        center, lower, upper: `(E,)`.
+        radius: Of the ball, `(P,)`.
+    """
+
+    kind: int
+    center: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    radius: np.ndarray
+
+
+class Room(NamedTuple):
+    """What `reach` and `expect` write on: values, and orders of a layer and of a row, `(n + 1,)` each, and of pairs `(P,)`."""
+
+    values: np.ndarray
+    order: np.ndarray
+    own_order: np.ndarray
+    ahead: np.ndarray
+
+
+def empty_room(geometry: Geometry) -> Room:
+    """Room for the states of a geometry."""
+    states = len(geometry.state_at) + 1
+    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(states, np.int64), np.zeros(len(geometry.pair_at)))
+
+
+def kernel_set(kind: int, geometry: Geometry) -> KernelSet:
+    """Room for a set."""
+    entries, pairs = len(geometry.successor), len(geometry.pair_at)
+    return KernelSet(kind, np.zeros(entries), np.zeros(entries), np.zeros(entries), np.zeros(pairs))
+
+
+@formula
+def half_width(kind, center, visits, successors, iota, radius_scale):
+    """How far the probability of a successor may lie from its center; one where the pair was never visited."""
+    samples = max(visits, 1.0)
+    if visits <= 0.0:
+        return 1.0
+    if kind == ENTRYWISE:
+        width = math.sqrt((2.0 * iota) * successors / samples)
+    elif kind == BERNSTEIN:
+        samples = max(visits - 1.0, 1.0)
+        width = 2.0 * math.sqrt(center * (iota / samples)) + (14.0 * iota / 3.0) / samples
+    elif kind == EFRONI:
+        iota += math.log(6.0)
+        width = 2.0 * math.sqrt(center * (1.0 - center) * (iota / samples)) + (14.0 * iota / 3.0) / samples
+    else:
+        width = 4.0 * math.sqrt(center * (iota / samples)) + (28.0 * iota / 3.0) / samples
+    return radius_scale * width
+
+
+@formula
+def ball_radius(visits, successors, iota, radius_scale):
+    """Radius of the L1 ball; two, which admits every kernel, where the pair was never visited."""
+    return radius_scale * math.sqrt((2.0 * iota) * successors / max(visits, 1.0)) if visits > 0.0 else 2.0
+
+
+@formula
+def empirical_row(geometry, p, visits, transition_visits, center):
+    """center <- M / N of pair p, and uniform where it was never visited."""
+    begin, end = geometry.row[p], geometry.row[p + 1]
+    for e in range(begin, end):
+        center[e] = transition_visits[e] / visits[p] if visits[p] > 0.0 else 1.0 / (end - begin)
+
+
+@kernel
+def confidence_row(geometry, p, visits, transition_visits, iota, radius_scale, kernels):
+    """The set's row of pair p, from the visits so far."""
+    begin, end = geometry.row[p], geometry.row[p + 1]
+    empirical_row(geometry, p, visits, transition_visits, kernels.center)
+    if kernels.kind == L1:
+        kernels.radius[p] = ball_radius(visits[p], float(end - begin), iota, radius_scale)
+    for e in range(begin, end):
+        center = kernels.center[e]
+        if kernels.kind == L1:
+            half = 0.5 * kernels.radius[p]
+        else:
+            half = half_width(kernels.kind, center, visits[p], float(end - begin), iota, radius_scale)
+        kernels.lower[e] = max(center - half, 0.0)
+        kernels.upper[e] = min(center + half, 1.0)
+
+
+@formula
+def sort_down(values, base, count, order):
+    """order <- 0 .. count-1 by values[base + .], largest first."""
+    for j in range(count):
+        place = j
+        while place > 0 and values[base + order[place - 1]] < values[base + j]:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = j
+
+
+@formula
+def sort_row_down(values, successor, begin, end, order):
+    """order <- 0 .. by the values of the successors of the entries begin .. end-1, largest first."""
+    for j in range(end - begin):
+        place = j
+        while place > 0 and values[successor[begin + order[place - 1]]] < values[successor[begin + j]]:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = j
+
+
+@formula
+def best_in_box(successor, lower, upper, begin, end, values, order):
+    """max <p, f> over lower <= p <= upper, sum p = 1: what the lower ends leave goes to the best successors first."""
+    left, best = 1.0, 0.0
+    for e in range(begin, end):
+        left -= lower[e]
+        best += lower[e] * values[successor[e]]
+    for j in range(end - begin):
+        if left <= 0.0:
+            break
+        e = begin + order[j]
+        moved = min(left, upper[e] - lower[e])
+        best += moved * values[successor[e]]
+        left -= moved
+    return best
+
+
+@formula
+def best_in_ball(successor, center, radius, begin, end, values, order):
+    """max <p, f> over |p - center|_1 <= radius: half the radius moves from the worst successors to the best one."""
+    left, best = 0.5 * radius, 0.0
+    for e in range(begin, end):
+        best += center[e] * values[successor[e]]
+    highest = values[successor[begin + order[0]]]
+    for j in range(end - begin - 1, 0, -1):
+        if left <= 0.0:
+            break
+        e = begin + order[j]
+        moved = min(left, center[e])
+        best += moved * (highest - values[successor[e]])
+        left -= moved
+    return best
+
+
+@kernel
+def optimistic(kind, successor, center, lower, upper, radius, begin, end, values, order):
+    """The exact max over the set of sum_y p(y) f(y) for the pair with entries begin .. end-1.
+
+    `values` has f, and `order` its successors from the best to the worst. Arrays come one by one: every array that is taken out
+    of a record costs as much as a row.
+    """
+    if kind == L1:
+        return best_in_ball(successor, center, radius, begin, end, values, order)
+    return best_in_box(successor, lower, upper, begin, end, values, order)
+
+
+@kernel
+def expect(geometry, kernels, k, room, ahead):
+    """ahead <- the exact max over the set of sum_y p(y) f(y), for every pair of layer k; `room` has f at the states after it."""
+    first, row, successor, actions = geometry.first, geometry.row, geometry.successor, geometry.actions
+    kind, center, lower, upper, radius = kernels.kind, kernels.center, kernels.lower, kernels.upper, kernels.radius
+    values, order, own_order = room.values, room.order, room.own_order
+    width = first[k + 2] - first[k + 1]
+    sort_down(values, first[k + 1], width, order)
+    for p in range(first[k] * actions, first[k + 1] * actions):
+        begin, end = row[p], row[p + 1]
+        if end - begin == 1:
+            ahead[p] = values[successor[begin]]
+        elif end - begin == width:
+            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], begin, end, values, order)
+        else:
+            sort_row_down(values, successor, begin, end, own_order)
+            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], begin, end, values, own_order)
+
+
+@kernel
+def reach(geometry, kernels, policy, target, layer, sign, room):
+    """The best probability of reaching state `target` of `layer` from x_0 with sign 1, minus the worst with sign -1."""
+    first, actions, values, ahead = geometry.first, geometry.actions, room.values, room.ahead
+    for x in range(first[layer], first[layer + 1]):
+        values[x] = 0.0
+    values[target] = sign
+    for k in range(layer - 1, -1, -1):
+        expect(geometry, kernels, k, room, ahead)
+        for x in range(first[k], first[k + 1]):
+            value = 0.0
+            for p in range(x * actions, (x + 1) * actions):
+                value += policy[p] * ahead[p]
+            values[x] = value
+    return values[0]
+
+
+@kernel
+def upper_occupancy_visited(geometry, kernels, policy, pairs, room, upper):
+    """upper <- u_t, the upper occupancy of the pairs that one episode visited (line 4)."""
+    for k in range(pairs.shape[0]):
+        upper[k] = policy[pairs[k]] * reach(geometry, kernels, policy, pairs[k] // geometry.actions, k, 1.0, room)
+
+
+@kernel
+def all_pairs(geometry, kernels, policy, sign, room, occupancy):
+    """occupancy <- the largest q^{P,pi}(x,a) over the set for every pair with sign 1, the smallest with sign -1."""
+    first, actions = geometry.first, geometry.actions
+    for k in range(first.shape[0] - 1):
+        for x in range(first[k], first[k + 1]):
+            reached = sign * reach(geometry, kernels, policy, x, k, sign, room)
+            for p in range(x * actions, (x + 1) * actions):
+                occupancy[p] = policy[p] * reached

@@ -1,0 +1,83 @@
+"""Policies and occupancies of one run, as `torchcmdp.occupancy` and the learners have them."""
+
+from __future__ import annotations
+
+import math
+
+from torchcmdp.kernels.options import formula, kernel
+
+
+@kernel
+def policy_of_log(geometry, log_occupancy, policy):
+    """policy <- that of an occupancy given by its logarithm: a softmax over actions and successors, in the state's own scale."""
+    row, actions = geometry.row, geometry.actions
+    for x in range(geometry.first[-1]):
+        largest = -math.inf
+        for e in range(row[x * actions], row[(x + 1) * actions]):
+            largest = max(largest, log_occupancy[e])
+        total = 0.0
+        for p in range(x * actions, (x + 1) * actions):
+            mass = 0.0
+            for e in range(row[p], row[p + 1]):
+                mass += math.exp(log_occupancy[e] - largest)
+            policy[p] = mass
+            total += mass
+        for p in range(x * actions, (x + 1) * actions):
+            policy[p] /= total
+
+
+@kernel
+def policy_of_logits(geometry, logits, policy):
+    """policy <- softmax of the logits over the actions of each state."""
+    actions = geometry.actions
+    for x in range(geometry.first[-1]):
+        largest = -math.inf
+        for p in range(x * actions, (x + 1) * actions):
+            largest = max(largest, logits[p])
+        total = 0.0
+        for p in range(x * actions, (x + 1) * actions):
+            policy[p] = math.exp(logits[p] - largest)
+            total += policy[p]
+        for p in range(x * actions, (x + 1) * actions):
+            policy[p] /= total
+
+
+@kernel
+def log_softmax(geometry, logits):
+    """logits <- their log-softmax over the actions of each state."""
+    actions = geometry.actions
+    for x in range(geometry.first[-1]):
+        largest = -math.inf
+        for p in range(x * actions, (x + 1) * actions):
+            largest = max(largest, logits[p])
+        total = 0.0
+        for p in range(x * actions, (x + 1) * actions):
+            total += math.exp(logits[p] - largest)
+        shift = largest + math.log(total)
+        for p in range(x * actions, (x + 1) * actions):
+            logits[p] -= shift
+
+
+@kernel
+def pair_occupancy_of(geometry, policy, transitions, mass, occupancy):
+    """occupancy <- q^{P,pi}(x,a), by the forward recursion; `mass` is room for a number a state and one for the terminal one."""
+    row, successor, actions = geometry.row, geometry.successor, geometry.actions
+    states = geometry.first[-1]
+    for x in range(states + 1):
+        mass[x] = 0.0
+    mass[0] = 1.0
+    for x in range(states):  # in the order of the layers, so that all that flows into x has arrived
+        for p in range(x * actions, (x + 1) * actions):
+            pair = mass[x] * policy[p]
+            occupancy[p] = pair
+            for e in range(row[p], row[p + 1]):
+                mass[successor[e]] += pair * transitions[e]
+
+
+@formula
+def expected_value(values, i, occupancy):
+    """<v_i, q>."""
+    total = 0.0
+    for p in range(occupancy.shape[0]):
+        total += values[i, p] * occupancy[p]
+    return total

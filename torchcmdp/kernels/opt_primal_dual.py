@@ -1,0 +1,198 @@
+"""One update of OptPrimalDual in one run: `torchcmdp.learners.opt_primal_dual` compiled.
+
+An episode changes the averages and the bonuses of its visited pairs only; the values of the policy are computed anew.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from torchcmdp.kernels.confidence import empirical_row, half_width
+from torchcmdp.kernels.estimation import bonus
+from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.occupancy import log_softmax
+from torchcmdp.kernels.options import formula, kernel
+
+TAGS = ("Learner/max_multiplier", "Learner/optimistic_reward", "Learner/optimistic_violation")
+
+
+class Settings(NamedTuple):
+    """What is the same in every run and episode.
+
+    Attributes:
+        kind: Of the transitions' radii.
+        capped: Whether multipliers have a largest value, 0 or 1.
+        iota: The logarithm in the transitions' radii.
+        logarithm: That in the radii of rewards and costs.
+    """
+
+    kind: int
+    capped: int
+    iota: float
+    logarithm: float
+
+
+class Hyperparameters(NamedTuple):
+    """One value a run, `(runs,)` each; the cap is zero where there is none."""
+
+    primal_step: np.ndarray
+    dual_step: np.ndarray
+    bonus_scale: np.ndarray
+    radius_scale: np.ndarray
+    multiplier_cap: np.ndarray
+
+
+class Buffers(NamedTuple):
+    """The learner's state, of all runs, in the padded memory of its tensors with the axes after the runs (and m) flattened."""
+
+    logits: np.ndarray
+    multipliers: np.ndarray
+    visits: np.ndarray
+    transition_visits: np.ndarray
+    reward_sum: np.ndarray
+    cost_sum: np.ndarray
+
+
+class State(NamedTuple):
+    """The state of one run without padding, what follows from it, and room for an update.
+
+    Attributes:
+        center: Empirical transitions, `(E,)`.
+        feedback: Optimistic rewards and costs, `((1 + m) x P)`.
+        action_values: `((1 + m) x P)`.
+        values: `((1 + m) x (n + 1))`.
+    """
+
+    logits: np.ndarray
+    visits: np.ndarray
+    transition_visits: np.ndarray
+    reward_sum: np.ndarray
+    cost_sum: np.ndarray
+    center: np.ndarray
+    feedback: np.ndarray
+    action_values: np.ndarray
+    values: np.ndarray
+
+
+def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
+    """Room for the state of one run."""
+    states, pairs, entries, m = int(geometry.first[-1]), len(geometry.pair_at), len(geometry.successor), constraints
+    sizes = (pairs, pairs, entries, pairs, (m, pairs), entries, (1 + m, pairs), (1 + m, pairs), (1 + m, states + 1))
+    return State(*(np.zeros(size) for size in sizes))
+
+
+@kernel
+def load(geometry, settings, hyper, run, buffers, state):
+    """state <- a run's buffers, and what follows from them."""
+    for e in range(state.transition_visits.shape[0]):
+        state.transition_visits[e] = buffers.transition_visits[run, geometry.entry_at[e]]
+    for p in range(state.visits.shape[0]):
+        place = geometry.pair_at[p]
+        state.logits[p] = buffers.logits[run, place]
+        state.visits[p] = buffers.visits[run, place]
+        state.reward_sum[p] = buffers.reward_sum[run, place]
+        for i in range(state.cost_sum.shape[0]):
+            state.cost_sum[i, p] = buffers.cost_sum[run, i, place]
+        optimistic_feedback(geometry, settings, hyper, run, p, state)
+
+
+@kernel
+def store(geometry, run, buffers, state):
+    """A run's state back into the buffers."""
+    for e in range(state.transition_visits.shape[0]):
+        buffers.transition_visits[run, geometry.entry_at[e]] = state.transition_visits[e]
+    for p in range(state.visits.shape[0]):
+        place = geometry.pair_at[p]
+        buffers.logits[run, place] = state.logits[p]
+        buffers.visits[run, place] = state.visits[p]
+        buffers.reward_sum[run, place] = state.reward_sum[p]
+        for i in range(state.cost_sum.shape[0]):
+            buffers.cost_sum[run, i, place] = state.cost_sum[i, p]
+
+
+@kernel
+def optimistic_feedback(geometry, settings, hyper, run, p, state):
+    """Reward and costs of pair p with their bonuses."""
+    begin, end = geometry.row[p], geometry.row[p + 1]
+    visits, layers = state.visits[p], geometry.first.shape[0] - 1
+    cost_width = bonus(visits, settings.logarithm, hyper.bonus_scale[run])
+    reward_width = 0.5 * cost_width
+    empirical_row(geometry, p, state.visits, state.transition_visits, state.center)
+    width = 0.0
+    for e in range(begin, end):
+        radius = half_width(settings.kind, state.center[e], visits, float(end - begin), settings.iota, hyper.radius_scale[run])
+        width += min(radius, 1.0)
+    # a lone successor is certain, whatever the width says
+    model_bonus = layers * width if end - begin > 1 else 0.0
+    state.feedback[0, p] = state.reward_sum[p] / max(visits, 1.0) + reward_width + model_bonus
+    for i in range(state.cost_sum.shape[0]):
+        state.feedback[1 + i, p] = state.cost_sum[i, p] / max(visits, 1.0) - (cost_width + model_bonus)
+
+
+@kernel
+def evaluate(geometry, policy, state):
+    """The optimistic values of the policy: Q^r, Q^g_1 .. Q^g_m, and their V."""
+    first, row, successor, actions = geometry.first, geometry.row, geometry.successor, geometry.actions
+    layers = first.shape[0] - 1
+    for j in range(state.values.shape[0]):
+        state.values[j, first[layers]] = 0.0
+        for k in range(layers - 1, -1, -1):
+            left = float(layers - k)
+            for x in range(first[k], first[k + 1]):
+                value = 0.0
+                for p in range(x * actions, (x + 1) * actions):
+                    expected = 0.0
+                    for e in range(row[p], row[p + 1]):
+                        expected += state.center[e] * state.values[j, successor[e]]
+                    action_value = min(max(state.feedback[j, p] + expected, -left), left)
+                    state.action_values[j, p] = action_value
+                    value += policy[p] * action_value
+                state.values[j, x] = value
+
+
+@formula
+def count(geometry, settings, hyper, run, steps, state):
+    """Add one episode to the counts and sums."""
+    for k in range(steps.pairs.shape[0]):
+        p = steps.pairs[k]
+        state.visits[p] += 1.0
+        state.transition_visits[steps.entries[k]] += 1.0
+        state.reward_sum[p] += steps.rewards[k]
+        for i in range(state.cost_sum.shape[0]):
+            state.cost_sum[i, p] += steps.costs[k, i]
+        optimistic_feedback(geometry, settings, hyper, run, p, state)
+
+
+@kernel
+def update(geometry, settings, hyper, run, policy, steps, buffers, state, last):
+    """Evaluate the policy that was played, move it and the multipliers, and only then count the episode.
+
+    Args:
+        run: Whose hyperparameters and buffers.
+        policy: What was played, `(P,)`.
+        steps: What came of it.
+        buffers: Of these `multipliers` are kept up to date.
+        state: The rest of the run's state.
+        last: The diagnostics, `(tags x runs)`.
+    """
+    evaluate(geometry, policy, state)
+    for p in range(state.logits.shape[0]):
+        ascent = state.action_values[0, p]
+        for i in range(state.cost_sum.shape[0]):
+            ascent += -buffers.multipliers[run, i] * state.action_values[1 + i, p]
+        state.logits[p] += hyper.primal_step[run] * ascent
+    log_softmax(geometry, state.logits)
+    highest, violation = 0.0, 0.0
+    for i in range(state.cost_sum.shape[0]):
+        multiplier = max(buffers.multipliers[run, i] + hyper.dual_step[run] * state.values[1 + i, 0], 0.0)
+        if settings.capped == 1:
+            multiplier = min(multiplier, hyper.multiplier_cap[run])
+        buffers.multipliers[run, i] = multiplier
+        highest = max(highest, multiplier)
+        violation = max(violation, state.values[1 + i, 0])
+    last[0, run] = highest
+    last[1, run] = state.values[0, 0]
+    last[2, run] = violation
+    count(geometry, settings, hyper, run, steps, state)

@@ -1,0 +1,111 @@
+"""The built-in processes as kernels see them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcmdp.processes.adversary import OGDAdversary
+from torchcmdp.processes.base import Process
+from torchcmdp.processes.sequences import Cyclic, Replay, Switching
+from torchcmdp.processes.stationary import Bernoulli, Fixed
+
+if TYPE_CHECKING:
+    from torchcmdp.kernels.processes import Process as Packed
+
+# How the values of each change, by the kernels' name for it.
+_KINDS: dict[type[Process], str] = {
+    Fixed: "CONSTANT",
+    Bernoulli: "CONSTANT",
+    Switching: "SWITCHING",
+    Cyclic: "CYCLIC",
+    Replay: "REPLAY",
+    OGDAdversary: "OGD",
+}
+
+_tables: WeakKeyDictionary[Process, tuple[np.ndarray, np.ndarray]] = WeakKeyDictionary()
+
+
+def is_packable(process: Any) -> bool:
+    """Whether the process is one of ours, no subclass, and on the CPU in float64."""
+    if type(process) not in _KINDS:
+        return False
+    return process.values.device.type == "cpu" and process.values.dtype == torch.float64
+
+
+def pack(process: Any, runs: int, axes: int) -> Packed:
+    """The process as kernels see it; what an adversary has come to is copied, and `unpack` puts it back.
+
+    Args:
+        axes: 3 for rewards and 4 for costs.
+    """
+    from torchcmdp.kernels import processes as kernels
+
+    adversary = type(process) is OGDAdversary
+    noisy = type(process) is Bernoulli or getattr(process, "noise", None) is not None
+    blocks, high = _table(process, axes)
+    values = np.zeros((1, 1, 1))
+    if adversary:
+        values = process.values.expand(runs, *process.values.shape[-axes:]).reshape(runs, *blocks.shape[2:]).clone().numpy()
+    return kernels.Process(
+        kind=getattr(kernels, _KINDS[type(process)]),
+        episode=int(getattr(process, "episode", 0)),
+        noisy=int(noisy),
+        low=float(getattr(process, "low", 0.0)),
+        at=np.array(getattr(process, "at", []), dtype=np.int64),
+        length=int(getattr(process, "length", 1)),
+        rate=float(process.sign * process.step) if adversary else 0.0,
+        horizon=int(getattr(process, "horizon", None) or 0),
+        blocks=blocks,
+        high=high,
+        values=values,
+        played=np.zeros_like(values),
+    )
+
+
+def unpack(process: Any, packed: Packed, episodes: int, axes: int) -> Tensor:
+    """Move the process on by the episodes that were played with it packed; returns the values of the last of them."""
+    if type(process) is OGDAdversary:
+        shape = (len(packed.values), *process.values.shape[-axes:])
+        process.episode += episodes
+        process._values = torch.from_numpy(packed.values).view(shape)
+        return torch.from_numpy(packed.played).view(shape)
+    changing = not process.stationary
+    if changing:
+        process.episode += episodes - 1
+    values: Tensor = process.values
+    if changing:
+        process.episode += 1
+    return values
+
+
+def episodes_left(process: Any) -> float:
+    """How many episodes the process has values for."""
+    return len(process._sequence) - process.episode if type(process) is Replay else float("inf")
+
+
+def _table(process: Any, axes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The means that take turns `(blocks x (1 or runs) x m x L S A)` and an adversary's upper ends, one block of that shape."""
+    if process not in _tables:
+        if type(process) in (Switching, Cyclic):
+            means = torch.stack(process._blocks)
+        elif type(process) is Replay:
+            means = process._sequence
+        else:
+            means = (process._base if type(process) is OGDAdversary else process._mean).unsqueeze(0)
+        high = process._high if type(process) is OGDAdversary else means.new_zeros([1] * axes)
+        _tables[process] = (_flat(means, axes, 1), _flat(high, axes, 0))
+    return _tables[process]
+
+
+def _flat(tensor: Tensor, axes: int, leading: int) -> np.ndarray:
+    """An axis for runs and one for constraints where there is none, and the pairs on one axis."""
+    if axes == 3:
+        tensor = tensor.unsqueeze(-4)
+    if tensor.dim() == leading + 4:
+        tensor = tensor.unsqueeze(leading)
+    return tensor.flatten(-3).contiguous().numpy()
