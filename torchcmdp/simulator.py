@@ -10,8 +10,9 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
+from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.layout import Layout
-from torchcmdp.processes import Fixed, check_keys, fingerprint
+from torchcmdp.processes import Fixed, check_keys
 from torchcmdp.protocols import Axes, ProcessLike
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
 from torchcmdp.streams import ACTION, COST, NEXT_STATE, REWARD, RunStreams
@@ -163,8 +164,8 @@ class Simulator:
             "actions": self.cmdp.layout.actions,
             "constraints": self.cmdp.constraints,
             "cmdp": [fingerprint(tensor) for tensor in (self.cmdp.transitions, self.cmdp.rewards, self.cmdp.costs)],
-            "rewards": self.rewards.config(),
-            "costs": self.costs.config(),
+            "rewards": config_of(self.rewards),
+            "costs": config_of(self.costs),
             "runs": self.runs,
             "seed": self.seed,
             "first_run": self.first_run,

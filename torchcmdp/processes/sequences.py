@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.processes.base import (
     Counted,
     Noisy,
@@ -17,7 +18,6 @@ from torchcmdp.processes.base import (
     check_keys,
     check_low,
     check_mean,
-    fingerprint,
 )
 from torchcmdp.protocols import Axes, ProcessLike
 
@@ -155,7 +155,7 @@ class Recorder(Process):
         self._kept = list(state["sequence"].to(self.values).unbind(0))
 
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "process": self.process.config(), "episodes": self.episodes}
+        return {**super().config(), "process": config_of(self.process), "episodes": self.episodes}
 
 
 class Replay(Counted):

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcmdp.processes.base import Noisy, Process, check_low, check_mean, fingerprint
+from torchcmdp.identity import fingerprint
+from torchcmdp.processes.base import Noisy, Process, check_low, check_mean
 
 
 class Fixed(Process):

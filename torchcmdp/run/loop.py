@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Job:
         if self.logdir is None:
             return [None] * session.crew.size
         self.folder = RunFolder(Path(self.logdir), self.options.fresh)
-        state = self.folder.checkpoint(session.config)
+        state = self.folder.checkpoint(session.config, session.lacking)
         return [None] * session.crew.size if state is None else session.crew.divide(state, state["axes"])
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -81,6 +82,10 @@ class Job:
     def _begin(self) -> list[None]:
         """In process 0: bring the folder to where the session stands."""
         if self.folder is not None:
+            if self.session.lacking:
+                warnings.warn(
+                    f"{self.session.lacking}: once interrupted, the run in {self.logdir} cannot be continued.", stacklevel=5
+                )
             self.folder.begin(self.session.config, self.session.rows, BANDED, self.session.extras)
         return [None] * self.session.crew.size
 
@@ -113,7 +118,7 @@ class Job:
     def _save(self) -> None:
         """Write a checkpoint of the runs of all processes."""
         session = self.session
-        if self.logdir is None or not (session.resumable or session.completed):
+        if self.logdir is None or (session.lacking and not session.completed):
             return
         states = session.crew.collect(session.state())
         if self.folder is not None and states is not None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcmdp import theory
 from torchcmdp.distributed import Crew, join, run_axes
 from torchcmdp.errors import InvalidInput
 from torchcmdp.events import HALF_WIDTH, WALL_TIME
+from torchcmdp.identity import config_of, has_attributes
 from torchcmdp.metrics import Tracker, mean_and_interval
+from torchcmdp.processes import stateless
 from torchcmdp.protocols import Axes, EnvironmentLike, LearnerLike, TrackerLike, first_axes
 from torchcmdp.run.result import RunResult
 from torchcmdp.simulator import Simulator
@@ -109,6 +112,7 @@ class Session:
         seconds: Time spent playing them.
         rows: The logging points: means over all runs, of all processes.
         extras: Of each point, what is not the same in every repetition: when it was made, and how fast.
+        lacking: Why the run cannot be continued once it is interrupted, as a clause; empty where it can.
 
     Args:
         learner, env, episodes, log_every: As for `run`.
@@ -134,12 +138,15 @@ class Session:
         # who has no tracker of its own is a simulator, or has all that one has
         self.tracker: TrackerLike = env.tracker() if hasattr(env, "tracker") else Tracker(cast(Simulator, env))
         self.diagnostics = Diagnostics(env.runs, env.device)
-        self.resumable = hasattr(learner, "state_dict") and hasattr(learner, "load_state_dict")
-        learners: dict[str, Any] = {"learner": learner} if self.resumable else {}
-        self._parts = {**learners, "env": env, "tracker": self.tracker, "diagnostics": self.diagnostics}
+        parts = {"learner": learner, "env": env, "tracker": self.tracker, "diagnostics": self.diagnostics}
+        self._parts: dict[str, Any] = {name: part for name, part in parts.items() if _keeps_state(part)}
+        self.lacking = _lacking(learner, env)
         self.first_episode = int(env.episode)
-        self.config = self.config or full_config(learner, env, self.episodes, self.log_every)
+        self.config = self.config or self._config()
         self._lap = (time.monotonic(), 0)
+
+    def _config(self) -> dict[str, Any]:
+        return full_config(self.learner, self.env, self.episodes, self.log_every)
 
     @property
     def due(self) -> bool:
@@ -208,6 +215,8 @@ class Session:
         return {
             **{name: getattr(self, name) for name in ("first_episode", "played", "seconds", "rows", "extras")},
             **parts,
+            # attributes that define somebody's learner may also be its state: it is known by these as well, while in memory
+            "standing": json.dumps(self._config()) if has_attributes(self.config) and self.crew.size == 1 else "",
             "axes": {name: run_axes(part, parts[name]) for name, part in self._parts.items()},
         }
 
@@ -217,6 +226,7 @@ class Session:
             part.load_state_dict(state[name])
         self.first_episode, self.played, self.seconds = state["first_episode"], state["played"], state["seconds"]
         self.rows, self.extras = list(state["rows"]), list(state["extras"])
+        self.config = json.loads(state["config"])
         self._lap = (time.monotonic(), self.played)
 
     def result(self) -> RunResult:
@@ -252,11 +262,29 @@ class Session:
         }
 
 
+def _keeps_state(part: object) -> bool:
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def _lacking(learner: LearnerLike, env: EnvironmentLike) -> str:
+    """What keeps a run of these from being continued, as a clause; empty where nothing does."""
+    wanted = "state_dict and load_state_dict"
+    for part in (learner, env):
+        if not _keeps_state(part):
+            return f"{type(part).__name__} has no {wanted}"
+    if isinstance(learner, nn.Module) and type(learner).state_dict is nn.Module.state_dict and not learner.state_dict():
+        return f"{type(learner).__name__} has nothing in its state_dict: register its state as buffers, or write {wanted}"
+    for process in (getattr(env, "rewards", None), getattr(env, "costs", None)):
+        found = None if process is None else stateless(process)
+        if found is not None:
+            return f"{type(found).__name__} changes and has no {wanted} of its own (it needs none where stationary is True)"
+    return ""
+
+
 def full_config(learner: LearnerLike, env: EnvironmentLike, episodes: int, log_every: int) -> dict[str, Any]:
     """Everything that determines the numbers of a run, as JSON holds it."""
-    own: dict[str, Any] = getattr(learner, "config", dict)()
     name = getattr(learner, "name", None) or type(learner).__name__
-    config = {"learner": {**own, "name": name}, "env": env.config(), "episodes": episodes, "log_every": log_every}
+    config = {"learner": {**config_of(learner), "name": name}, "env": env.config(), "episodes": episodes, "log_every": log_every}
     return {key: _plain(value) for key, value in config.items()}
 
 
