@@ -17,7 +17,7 @@ import torch
 from torchcmdp.errors import RunFolderError
 from torchcmdp.events import EVENTS, RunWriter, flatten
 from torchcmdp.files import append_to_file, disk, write_file
-from torchcmdp.identity import untold
+from torchcmdp.identity import digest, untold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ class RunFolder:
                 _compare(self.path, json.loads(state["config"]), config)
             elif state is None and (self.path / "config.json").exists():
                 _compare(self.path, _read_json(self.path / "config.json"), config)
-            begun = (self.path / "config.json").exists() if state is None else state["played"] < config["episodes"]
+            begun = (self.path / "config.json").exists() if state is None else state["played"] != config["episodes"]
             if lacking and begun:
                 raise RunFolderError(
                     f"{self.path} holds a run that was interrupted and cannot be continued, since {lacking}; {ADVICE}."
@@ -107,7 +107,8 @@ class RunFolder:
     def save(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Write a checkpoint; until it is safe on the disk the previous one stays."""
         content = io.BytesIO()
-        torch.save({"format": FORMAT, "config": json.dumps(config), **state}, content)
+        whole = {"format": FORMAT, "config": json.dumps(config), **state}
+        torch.save({**whole, "checksum": digest(whole)}, content)
         write_file(self.path / "checkpoint.pt", content.getbuffer())
 
     def append(self, row: Mapping[str, float], extra: Mapping[str, float]) -> None:
@@ -179,8 +180,13 @@ def _load(path: Path) -> dict[str, Any] | None:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format"] != FORMAT:
             raise ValueError(f"it has format {state['format']} and this version reads {FORMAT}")
+        if state.pop("checksum") != digest(state):
+            raise ValueError("its content is not what was saved: the checksum differs")
+        whole = [json.loads(state["config"]), json.loads(state["standing"] if state["standing"] != "" else "{}")]
+        if not all(isinstance(settings, dict) for settings in whole) or not isinstance(state["played"], int):
+            raise ValueError("its settings, or how many episodes were played, are of another type")
         return dict(state)
-    except Exception as error:  # whatever a damaged file makes zipfile, pickle or torch raise
+    except Exception as error:  # whatever a damaged file makes zipfile, pickle, torch or json raise
         raise RunFolderError(f"the checkpoint {path} cannot be read ({brief(error)}); {ADVICE}.") from error
 
 

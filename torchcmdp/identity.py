@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
@@ -54,6 +54,31 @@ def fingerprint(tensor: Tensor) -> str:
     """A short name for a tensor's shape, type and contents: two runs are resumable into each other only if theirs agree."""
     head = f"{tuple(tensor.shape)} {tensor.dtype}".encode()
     return hashlib.sha256(head + _bytes(tensor)).hexdigest()[:16]
+
+
+def digest(content: Any) -> str:
+    """A checksum of nested mappings, lists, numbers, strings and tensors: of their keys, types, shapes and every bit."""
+    found = hashlib.sha256()
+    _digest(content, found.update)
+    return found.hexdigest()
+
+
+def _digest(value: Any, add: Callable[[bytes], object]) -> None:
+    if isinstance(value, Tensor):
+        add(f"tensor {tuple(value.shape)} {value.dtype};".encode())
+        add(_bytes(value))
+    elif isinstance(value, Mapping):
+        add(f"mapping {len(value)};".encode())
+        for key in sorted(value, key=repr):
+            add(f"{key!r}:".encode())
+            _digest(value[key], add)
+    elif isinstance(value, list | tuple):
+        add(f"list {len(value)};".encode())
+        for entry in value:
+            _digest(entry, add)
+    else:
+        plain = value is None or isinstance(value, bool | int | float | str | bytes)
+        add(f"{type(value).__name__} {value!r};".encode() if plain else type(value).__name__.encode())
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -63,9 +63,7 @@ class Simulator:
         self.runs, self.seed, self.first_run = self.streams.runs, self.streams.seed, self.streams.first_run
         self.distinct_runs = distinct_runs
         self.episode = 0
-        pair, constraint = cmdp.layout.pair_shape, (cmdp.constraints, *cmdp.layout.pair_shape)
-        self.reward_values = _checked("rewards", rewards, pair, self.runs, self.device)
-        self.cost_values = _checked("costs", costs, constraint, self.runs, self.device)
+        self._check_values()
         layers, states, actions, _ = cmdp.layout.transition_shape
         self._successors = thresholds(cmdp.transitions).reshape(-1, states)
         # where each state lies in a flat (L x S) table, and in a flat (runs x L x S) one
@@ -74,6 +72,12 @@ class Simulator:
         self._first_place = place[:, 0]
         self._first_own_place = own_place[:, :, 0].unbind(1)
         self._first_row = (own_place if cmdp.batch_shape else place) * actions  # of `_successors`
+
+    def _check_values(self) -> None:
+        """The values of the next episode, refused if they do not fit the CMDP."""
+        pair, constraint = self.layout.pair_shape, (self.constraints, *self.layout.pair_shape)
+        self.reward_values = _checked("rewards", self.rewards, pair, self.runs, self.device)
+        self.cost_values = _checked("costs", self.costs, constraint, self.runs, self.device)
 
     @property
     def layout(self) -> Layout:
@@ -155,7 +159,7 @@ class Simulator:
         self.rewards.load_state_dict(state["rewards"])
         self.costs.load_state_dict(state["costs"])
         self.episode = int(state["episode"])
-        self.reward_values, self.cost_values = self.rewards.values, self.costs.values
+        self._check_values()
 
     def config(self) -> dict[str, Any]:
         """What defines the episodes, ready for JSON."""

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from torchcmdp.distributed import Crew, join
 from torchcmdp.errors import RunFolderError
 from torchcmdp.folder import ADVICE, RunFolder, brief
+from torchcmdp.run.door import check_counts, enter
 from torchcmdp.run.options import RunOptions
 from torchcmdp.run.result import RunResult
 from torchcmdp.run.session import BANDED, Session
@@ -62,7 +63,11 @@ class Job:
             return [None] * session.crew.size
         self.folder = RunFolder(Path(self.logdir), self.options.fresh)
         state = self.folder.checkpoint(session.config, session.lacking)
-        return [None] * session.crew.size if state is None else session.crew.divide(state, state["axes"])
+        if state is None:
+            return [None] * session.crew.size
+        with self._fitting():
+            check_counts(session, state)
+            return session.crew.divide(state, state["axes"])
 
     def _restore(self, state: dict[str, Any]) -> None:
         session, first = self.session, state["first_episode"]
@@ -72,11 +77,16 @@ class Job:
                 f"the run in {self.logdir} began when its simulator had played {first} episodes, but this one has played "
                 f"{session.first_episode}; {ADVICE}."
             )
+        with self._fitting():
+            enter(session, state)
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
         try:
-            session.restore(state)
+            yield
         except Exception as error:  # whatever a foreign state dictionary makes somebody's learner raise
             raise RunFolderError(
-                f"the checkpoint in {self.logdir} does not fit this learner and simulator: {brief(error)}."
+                f"the checkpoint in {self.logdir} does not fit this learner and simulator: {brief(error)}; {ADVICE}."
             ) from error
 
     def _begin(self) -> list[None]:

@@ -23,6 +23,7 @@ from torchcmdp.run.result import RunResult
 from torchcmdp.simulator import Simulator
 
 DEFAULT_DELTA = 0.01
+SPEED = "Time/episodes_per_second"
 
 # Tags of a logging point, and under which name `TrackerLike.newest` has them; the second ones have a tag for each constraint.
 TAGS = {
@@ -99,8 +100,14 @@ class Diagnostics:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
+        if not all(isinstance(tag, str) for tag in state["tags"]) or len({*state["tags"]}) < len(state["tags"]):
+            raise InvalidInput(f"the diagnostics have the tags {state['tags']}; expected different names.")
+        for name in self._sums:
+            if tuple(state[name].shape) != (len(state["tags"]), self.runs):
+                found, wanted = tuple(state[name].shape), (len(state["tags"]), self.runs)
+                raise InvalidInput(f"the diagnostics have {name} of shape {found}; expected (tags x runs) = {wanted}.")
         self.tags, self.window_episodes = list(state["tags"]), int(state["window_episodes"])
-        self._sums = {name: state[name].to(device=self.device) for name in self._sums}
+        self._sums = {name: state[name].to(self.device, torch.float64) for name in self._sums}
 
 
 @dataclass
@@ -182,7 +189,7 @@ class Session:
         speed = (self.played - self._lap[1]) / max(now - self._lap[0], 1e-9)
         self._lap = (now, self.played)
         self.rows.append(self._row())
-        self.extras.append({"Time/episodes_per_second": speed, WALL_TIME: time.time()})
+        self.extras.append({SPEED: speed, WALL_TIME: time.time()})
         return self.rows[-1], self.extras[-1]
 
     def _row(self) -> dict[str, float]:
@@ -208,6 +215,18 @@ class Session:
         for tag, name in TAGS_BY_CONSTRAINT.items():
             point.update({f"{tag}/{i}": cost for i, cost in enumerate(newest[name].unbind(-1))})
         return {**point, **self.diagnostics.close_window()}
+
+    @property
+    def points(self) -> list[int]:
+        """At which episodes the logging points so far are."""
+        points = list(range(self.log_every, self.played + 1, self.log_every))
+        return [*points, self.played] if self.completed and points[-1:] != [self.played] else points
+
+    def row_names(self) -> set[str]:
+        """What every logging point has, besides the learner's diagnostics."""
+        each = {f"{tag}/{i}" for tag in TAGS_BY_CONSTRAINT for i in range(self.env.constraints)}
+        bounds = {f"Theory/{name}" for name in self._bounds(torch.ones(1, dtype=torch.float64))}
+        return {"episode", *TAGS, *each, *(tag + HALF_WIDTH for tag in BANDED), *OVER_ROOT.values(), *bounds}
 
     def state(self) -> dict[str, Any]:
         """All of it as plain data, with the axis of the runs in each entry: continuing from this is continuing."""
