@@ -238,11 +238,10 @@ class Curves:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state_dict` returned."""
-        check_entry(state, "counts", (len(state["counts"]),) if "counts" in state else ())
-        counts = state["counts"].tolist()
-        check_entry(state, "episodes", (len(counts),))
-        check_entry(state, "updates", ())
+        counts = state["counts"].tolist() if "counts" in state else []
         self._comparators.load_state_dict(state, len(counts))
+        for name, shape in {"counts": (len(counts),), "episodes": (len(counts),), "updates": ()}.items():
+            check_entry(state, name, shape)
         check_entry(state, "sums", tuple(self._sums.shape))
         check_entry(state, "points", (len(counts), *self._sums.shape))
         self._sums = state["sums"].to(self._sums).clone()

@@ -42,7 +42,7 @@ def enter(session: Session, state: Mapping[str, Any]) -> None:
 
 def check_counts(session: Session, state: Mapping[str, Any]) -> None:
     """The parts of a state that are the session's own."""
-    for name, least, most in (("played", 1, session.episodes), ("first_episode", 0, math.inf)):
+    for name, least, most in (("played", 1, session.episodes), ("first_episode", 0, math.inf), ("first_update", 0, math.inf)):
         value = state.get(name)
         if type(value) is not int or not least <= value <= most:
             raise InvalidInput(f"its {name} is {_brief(value)}; expected a whole number from {least} to {most}.")

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from torchcmdp.distributed import Crew, join
-from torchcmdp.errors import RunFolderError
+from torchcmdp.errors import RunFolderError, warn
 from torchcmdp.folder import ADVICE, RunFolder, brief
 from torchcmdp.run.door import check_counts, enter
 from torchcmdp.run.options import RunOptions
@@ -45,6 +44,7 @@ class Job:
             if session.completed:
                 return session.result()
             crew.deal(self._begin)
+            session.notices.at_start(session)
             self._play()
             result = session.result()
             if session.completed:
@@ -70,13 +70,15 @@ class Job:
             return session.crew.divide(state, state["axes"])
 
     def _restore(self, state: dict[str, Any]) -> None:
-        session, first = self.session, state["first_episode"]
-        # a simulator that stands where the checkpoint does is the interrupted one itself, still in memory
-        if session.first_episode not in (first, first + state["played"]):
-            raise RunFolderError(
-                f"the run in {self.logdir} began when its simulator had played {first} episodes, but this one has played "
-                f"{session.first_episode}; {ADVICE}."
-            )
+        session = self.session
+        for name, who in (("first_episode", "simulator"), ("first_update", "learner")):
+            first, stands = state[name], getattr(session, name)
+            # one that stands where the checkpoint does is the interrupted one itself, still in memory
+            if stands not in (first, first + state["played"]):
+                raise RunFolderError(
+                    f"the run in {self.logdir} began when its {who} had played {first} episodes, but this one has played {stands}; "
+                    f"{ADVICE}."
+                )
         with self._fitting():
             enter(session, state)
 
@@ -93,9 +95,7 @@ class Job:
         """In process 0: bring the folder to where the session stands."""
         if self.folder is not None:
             if self.session.lacking:
-                warnings.warn(
-                    f"{self.session.lacking}: once interrupted, the run in {self.logdir} cannot be continued.", stacklevel=5
-                )
+                warn(f"{self.session.lacking}: once interrupted, the run in {self.logdir} cannot be continued.")
             self.folder.begin(self.session.config, self.session.rows, BANDED, self.session.extras)
         return [None] * self.session.crew.size
 

@@ -71,6 +71,11 @@ class RunResult:
         return plotting.figures({self.config["learner"]["name"]: self})
 
     @property
+    def unsafe_runs(self) -> int:
+        """In how many runs no policy is safe, so that their regret is NaN."""
+        return int((self.regret[:, -1].isnan() & ~self.rho.isnan()).sum())
+
+    @property
     def elastic_fraction(self) -> float:
         """The share of projections that were elastic; NaN for a learner that does not say."""
         return self._mean("Solver/elastic")

@@ -19,6 +19,7 @@ from torchcmdp.identity import config_of, has_attributes
 from torchcmdp.metrics import Tracker, mean_and_interval
 from torchcmdp.processes import stateless
 from torchcmdp.protocols import Axes, EnvironmentLike, LearnerLike, TrackerLike, first_axes
+from torchcmdp.run.notices import NO_SAFE_POLICY, PAST_HORIZON, Notices
 from torchcmdp.run.result import RunResult
 from torchcmdp.simulator import Simulator
 
@@ -148,7 +149,8 @@ class Session:
         parts = {"learner": learner, "env": env, "tracker": self.tracker, "diagnostics": self.diagnostics}
         self._parts: dict[str, Any] = {name: part for name, part in parts.items() if _keeps_state(part)}
         self.lacking = _lacking(learner, env)
-        self.first_episode = int(env.episode)
+        self.first_episode, self.first_update = int(env.episode), _updates(learner)
+        self.notices = Notices(silent=not self.crew.leads)
         self.config = self.config or self._config()
         self._lap = (time.monotonic(), 0)
 
@@ -178,9 +180,21 @@ class Session:
         trajectory = self.env.rollout(policy)
         self.tracker.update(policy, trajectory)
         self.learner.update(trajectory)
-        self.diagnostics.add(getattr(self.learner, "diagnostics", dict)())
+        self.diagnostics.add({**getattr(self.learner, "diagnostics", dict)(), **self._late()})
         self.played += 1
         self.seconds += time.monotonic() - started
+
+    def _late(self) -> dict[str, Tensor]:
+        """Of a run that goes past the learner's horizon, whether this episode does, for the count of those that do."""
+        horizon = self.horizon - self.first_update
+        if self.episodes <= horizon:
+            return {}
+        return {PAST_HORIZON: torch.full((self.env.runs,), float(self.played >= horizon), device=self.env.device)}
+
+    @property
+    def horizon(self) -> int:
+        """T, for which the learner was made; the length of the run where it does not say."""
+        return int(getattr(self.learner, "horizon", self.episodes + self.first_update))
 
     def record(self) -> tuple[dict[str, float], dict[str, float]]:
         """Close a logging point; returns its row and what else there is to say about it."""
@@ -204,6 +218,10 @@ class Session:
                 row[tag + HALF_WIDTH] = half
             if tag in OVER_ROOT:
                 row[OVER_ROOT[tag]] = mean / self.played**0.5
+        place = list(point)
+        unsafe = values[:, place.index("Regret/cumulative")].isnan() & ~values[:, place.index("Metrics/rho")].isnan()
+        row[NO_SAFE_POLICY] = float(unsafe.double().mean())
+        self.notices.at_point(row)
         for name, bound in self._bounds(torch.tensor([self.played], dtype=torch.float64)).items():
             row[f"Theory/{name}"] = float(bound[-1])
         return row
@@ -226,13 +244,13 @@ class Session:
         """What every logging point has, besides the learner's diagnostics."""
         each = {f"{tag}/{i}" for tag in TAGS_BY_CONSTRAINT for i in range(self.env.constraints)}
         bounds = {f"Theory/{name}" for name in self._bounds(torch.ones(1, dtype=torch.float64))}
-        return {"episode", *TAGS, *each, *(tag + HALF_WIDTH for tag in BANDED), *OVER_ROOT.values(), *bounds}
+        return {"episode", *TAGS, *each, *(tag + HALF_WIDTH for tag in BANDED), *OVER_ROOT.values(), NO_SAFE_POLICY, *bounds}
 
     def state(self) -> dict[str, Any]:
         """All of it as plain data, with the axis of the runs in each entry: continuing from this is continuing."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         return {
-            **{name: getattr(self, name) for name in ("first_episode", "played", "seconds", "rows", "extras")},
+            **{name: getattr(self, name) for name in ("first_episode", "first_update", "played", "seconds", "rows", "extras")},
             **parts,
             # attributes that define somebody's learner may also be its state: it is known by these as well, while in memory
             "standing": json.dumps(self._config()) if has_attributes(self.config) and self.crew.size == 1 else "",
@@ -243,7 +261,8 @@ class Session:
         """Continue from what `state` returned."""
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
-        self.first_episode, self.played, self.seconds = state["first_episode"], state["played"], state["seconds"]
+        self.first_episode, self.first_update = state["first_episode"], state["first_update"]
+        self.played, self.seconds = state["played"], state["seconds"]
         self.rows, self.extras = list(state["rows"]), list(state["extras"])
         self.config = json.loads(state["config"])
         self._lap = (time.monotonic(), self.played)
@@ -279,6 +298,13 @@ class Session:
             "positive_violation": theory.positive_violation_bound(layout, m, horizon, delta, t),
             "trivial": theory.trivial_bound(layout, t),
         }
+
+
+def _updates(learner: LearnerLike) -> int:
+    """How many episodes a learner has learned from, as far as it says."""
+    episode = getattr(learner, "episode", 0)
+    known = isinstance(episode, int) or (isinstance(episode, Tensor) and episode.numel() == 1 and episode.device.type != "meta")
+    return max(int(episode), 0) if known else 0
 
 
 def _keeps_state(part: object) -> bool:
