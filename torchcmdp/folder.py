@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT = 5
+CURVES_FILE = "curves.npz"
 ADVICE = "take another folder (--name), or start over with fresh=True (--fresh)"
 
 
@@ -90,7 +91,7 @@ class RunFolder:
         """
         write_file(self.path / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         old = {file for name in (".*.tmp", EVENTS) for file in self.path.glob(name)}
-        old |= set() if self._resuming else {self.path / "checkpoint.pt"}
+        old |= set() if self._resuming else {self.path / "checkpoint.pt", self.path / CURVES_FILE}
         old |= set() if rows else {self.path / "metrics.csv"}
         self._writer = RunWriter(self.path, anew=self._resuming)
         self._writer.describe(config, banded)
@@ -110,6 +111,10 @@ class RunFolder:
         whole = {"format": FORMAT, "config": json.dumps(config), **state}
         torch.save({**whole, "checksum": digest(whole)}, content)
         write_file(self.path / "checkpoint.pt", content.getbuffer())
+
+    def keep(self, curves: bytes | memoryview) -> None:
+        """Write what was measured in every run."""
+        write_file(self.path / CURVES_FILE, curves)
 
     def append(self, row: Mapping[str, float], extra: Mapping[str, float]) -> None:
         """Write one logging point; `extra` goes to TensorBoard alone."""

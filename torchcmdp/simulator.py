@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,11 +13,15 @@ from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
 from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.layout import Layout
+from torchcmdp.occupancy import checked_policy
 from torchcmdp.processes import Fixed, check_keys
 from torchcmdp.protocols import Axes, ProcessLike
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
 from torchcmdp.streams import ACTION, COST, NEXT_STATE, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
+
+# What a process must have to be played with, and to be continued.
+MEMBERS = ("stationary", "values", "observe", "largest", "advance", "state_dict", "load_state_dict", "state_axes")
 
 
 class Simulator:
@@ -34,14 +39,15 @@ class Simulator:
         reward_values, cost_values: The processes' `values` in the episode played last (before the first, in that one).
 
     Args:
-        cmdp, rewards, costs, runs, seed, first_run, distinct_runs: As above; `costs` may be left out if there are no constraints.
+        cmdp, rewards, costs, runs, seed, first_run, distinct_runs: As above; `costs` may be left out if there are no constraints,
+            and a tensor stands for `Fixed` of it.
     """
 
     def __init__(
         self,
         cmdp: LayeredCMDP,
-        rewards: ProcessLike,
-        costs: ProcessLike | None = None,
+        rewards: ProcessLike | Tensor,
+        costs: ProcessLike | Tensor | None = None,
         runs: int = 1,
         seed: int = 0,
         first_run: int = 0,
@@ -53,12 +59,12 @@ class Simulator:
                     f"costs is missing, but the CMDP has {cmdp.constraints} constraints; pass a process such as "
                     "Bernoulli(cmdp.costs, low=-1)."
                 )
-            costs = Fixed(cmdp.costs)
+            costs = cmdp.costs
         if tuple(cmdp.batch_shape) not in ((), (runs,)):
             raise InvalidInput(
                 f"The CMDP has batch shape {tuple(cmdp.batch_shape)}; it must be a single one or one for each of the {runs} runs."
             )
-        self.cmdp, self.rewards, self.costs = cmdp, rewards, costs
+        self.cmdp, self.rewards, self.costs = cmdp, _process("rewards", rewards), _process("costs", costs)
         self.streams = RunStreams(seed, runs, first_run, cmdp.device, distinct_runs)
         self.runs, self.seed, self.first_run = self.streams.runs, self.streams.seed, self.streams.first_run
         self.distinct_runs = distinct_runs
@@ -102,22 +108,17 @@ class Simulator:
     def rollout(self, policy: Tensor) -> Trajectory:
         """Play one episode of every run.
 
-        An action or successor of probability zero is never drawn. A row of the policy need not sum to one exactly: it is
-        normalised. On the CPU negative and non-finite entries are refused; elsewhere nothing looks at the values, because that
-        would wait for the device, and a policy with NaN shows in the metrics.
+        An action or successor of probability zero is never drawn. A row of the policy may miss a sum of one by rounding: it is
+        normalised. On the CPU what is further off is refused, and so are negative and non-finite entries, except in the padding,
+        which is not looked at; elsewhere nothing looks at the values, because that would wait for the device, and a policy with
+        NaN shows in the metrics.
 
         Args:
-            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
+            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs; an array will do.
         """
         shape = self.cmdp.layout.pair_shape
-        if tuple(policy.shape) not in (shape, (self.runs, *shape)):
-            raise InvalidInput(
-                f"policy has shape {tuple(policy.shape)}; expected (runs x L x S x A) = {(self.runs, *shape)} or, for all runs, "
-                f"(L x S x A) = {shape}."
-            )
+        policy = checked_policy(policy, self.cmdp.layout, self.runs)
         policy = policy.detach().expand(self.runs, *shape)
-        if policy.device.type == "cpu":
-            _check_policy(policy)
         uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
         states, actions, next_states = self._play(policy, uniforms)
         pairs = (self._first_place + states) * shape[2] + actions
@@ -178,6 +179,22 @@ class Simulator:
         }
 
 
+def _process(name: str, process: Any) -> ProcessLike:
+    """The process itself, or the fixed one that a tensor stands for."""
+    if isinstance(process, Tensor | np.ndarray):
+        return Fixed(torch.as_tensor(process))
+    lacks = [member for member in MEMBERS if not hasattr(type(process), member) and member not in getattr(process, "__dict__", ())]
+    if lacks or isinstance(process, type):
+        what = (
+            "None" if process is None else f"the class {process.__name__}" if isinstance(process, type) else type(process).__name__
+        )
+        raise InvalidInput(
+            f"{name} is {what}; expected a process such as Bernoulli(cmdp.{name}), or a tensor of means"
+            + (f": it has no {', '.join(lacks)}." if lacks and process is not None else ".")
+        )
+    return process  # type: ignore[no-any-return]
+
+
 def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int, device: torch.device) -> Tensor:
     """The values of a process, refused if they do not fit the CMDP."""
     values = process.values
@@ -188,13 +205,3 @@ def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int,
     if values.device != device:
         raise InvalidInput(f"{name} has values on {values.device}, but the CMDP is on {device}; both must be on one device.")
     return values
-
-
-def _check_policy(policy: Tensor) -> None:
-    """Refuse negative and non-finite probabilities, which would otherwise be drawn from in silence."""
-    wrong = ~((policy >= 0) & (policy < torch.inf))  # true for NaN as well
-    if wrong.any():
-        run, k, x, a = wrong.nonzero()[0].tolist()
-        raise InvalidInput(
-            f"policy is {policy[run, k, x, a].item():g} in run {run} at layer {k}, state {x}, action {a}; expected a probability."
-        )

@@ -65,6 +65,7 @@ class WCOPS(Learner):
     """
 
     name = "WC-OPS"
+    theorems = ("regret", "violation", "positive_violation")
     hyperparameters = {
         "eta": _paper_step,
         "gamma": _paper_step,

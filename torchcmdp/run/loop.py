@@ -21,6 +21,7 @@ from torchcmdp.run.door import check_counts, enter
 from torchcmdp.run.options import RunOptions
 from torchcmdp.run.result import RunResult
 from torchcmdp.run.session import BANDED, Session
+from torchcmdp.run.stored import pack
 
 MEETING_SECONDS = 0.5  # how long processes play before they talk: a request to stop is heard within this time
 
@@ -33,6 +34,7 @@ class Job:
     logdir: str | os.PathLike[str] | None
     options: RunOptions
     folder: RunFolder | None = None  # in process 0, if there is a logdir
+    _kept: int = 0  # the logging point up to which the curves are in the folder
 
     def carry_out(self) -> RunResult:
         """Resume, play what is left, finish."""
@@ -47,6 +49,7 @@ class Job:
             session.notices.at_start(session)
             self._play()
             result = session.result()
+            self._keep(result)
             if session.completed:
                 if self.folder is not None:
                     self.folder.finish(result.figures if self.options.images else {}, session.played)
@@ -130,9 +133,17 @@ class Job:
         session = self.session
         if self.logdir is None or (session.lacking and not session.completed):
             return
+        if session.last_point > self._kept and not session.completed:
+            self._keep(session.result())
         states = session.crew.collect(session.state())
         if self.folder is not None and states is not None:
             self.folder.save(join(states, states[0]["axes"]), session.config)
+
+    def _keep(self, result: RunResult) -> None:
+        """Write the curves of all runs, which change at logging points alone."""
+        self._kept = self.session.last_point
+        if self.folder is not None:
+            self.folder.keep(pack(result))
 
     def _log(self, bar: tqdm[Any]) -> None:
         row, extra = self.session.record()

@@ -288,16 +288,17 @@ class Session:
         )
 
     def _bounds(self, t: Tensor) -> dict[str, Tensor]:
-        """The theorems' bounds and the trivial one at episodes `t`, for the learner's own horizon and delta where it has them."""
+        """The trivial bound at episodes `t`, and those of the theorems that the learner says are its own (`theorems`)."""
         layout, m = self.env.layout, self.env.constraints
         horizon = int(getattr(self.learner, "horizon", self.episodes))
         delta = float(getattr(self.learner, "delta", DEFAULT_DELTA))
-        return {
-            "regret": theory.regret_bound(layout, horizon, delta, t),
-            "violation": theory.violation_bound(layout, m, horizon, delta, t),
-            "positive_violation": theory.positive_violation_bound(layout, m, horizon, delta, t),
-            "trivial": theory.trivial_bound(layout, t),
+        bounds = {
+            "regret": lambda: theory.regret_bound(layout, horizon, delta, t),
+            "violation": lambda: theory.violation_bound(layout, m, horizon, delta, t),
+            "positive_violation": lambda: theory.positive_violation_bound(layout, m, horizon, delta, t),
         }
+        own = getattr(self.learner, "theorems", ())
+        return {**{name: bound() for name, bound in bounds.items() if name in own}, "trivial": theory.trivial_bound(layout, t)}
 
 
 def _updates(learner: LearnerLike) -> int:
