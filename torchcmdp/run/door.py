@@ -73,8 +73,8 @@ def _check_types(name: str, value: Any, fresh: Any) -> None:
     """Refuse what is of another kind than the same entry of a session that has just begun; there None may become anything."""
     if fresh is None:
         return
-    kind = next((kind for kind in (Tensor, Mapping, Real, str, list | tuple) if isinstance(fresh, kind)), type(fresh))
-    if not isinstance(value, kind):
+    kinds: tuple[Any, ...] = (Tensor, Mapping, Real, str, list | tuple)
+    if not isinstance(value, next((kind for kind in kinds if isinstance(fresh, kind)), type(fresh))):
         raise InvalidInput(f"{name} is {_brief(value)}; expected a {type(fresh).__name__}.")
     for key in fresh if isinstance(fresh, Mapping) else ():
         if key not in value:

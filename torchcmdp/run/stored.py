@@ -48,6 +48,7 @@ def load(folder: str | os.PathLike[str]) -> RunResult:
         about: dict[str, Any] = json.loads(str(arrays.pop("about")))
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         by_tag = {kind: {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith(f"{kind}/")} for kind in BY_TAG}
-        return RunResult(**{name: tensors[name] for name in TENSORS}, **by_tag, **{name: about[name] for name in PLAIN})
+        found: dict[str, Any] = {name: tensors[name] for name in TENSORS} | {name: about[name] for name in PLAIN} | by_tag
+        return RunResult(**found)
     except Exception as error:  # whatever a damaged file makes zipfile, numpy or json raise
         raise RunFolderError(f"{path} cannot be read ({brief(error)}); run the same command again to make it anew.") from error
