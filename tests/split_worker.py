@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,9 @@ class Stopping(tc.WCOPS):
     """WC-OPS that asks its own process to stop, or kills it, at a chosen episode."""
 
     at, number = 0, signal.SIGTERM
+
+    def config(self) -> dict[str, Any]:
+        return super().config()  # when it stops is no setting
 
     def update(self, trajectory: tc.Trajectory) -> None:
         super().update(trajectory)

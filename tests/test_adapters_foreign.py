@@ -68,6 +68,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(cmdp, tmp_path):
             if int(self.episode) == 5:
                 raise KeyboardInterrupt
 
+        def config(self):
+            return super().config()
+
     make = {"layout": cmdp.layout, "constraints": 2, "horizon": 8, "runs": 2}
     whole = play(tc.WCOPS(**make), 8)
     with pytest.raises(KeyboardInterrupt):

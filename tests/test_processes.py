@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
 from torchcmdp.errors import InvalidInput
+from torchcmdp.identity import fingerprint
 from torchcmdp.instances import random_cmdp
 from torchcmdp.planning import rho
 from torchcmdp.processes import (
@@ -20,7 +21,6 @@ from torchcmdp.processes import (
     Recorder,
     Replay,
     Switching,
-    fingerprint,
     safe_caps,
 )
 from torchcmdp.simulator import Simulator

@@ -49,6 +49,7 @@ def test_a_run_killed_many_times_is_as_if_it_never_was(tmp_path):
     assert sorted(file.name for file in killed.iterdir() if not file.match(EVENTS)) == [
         "checkpoint.pt",
         "config.json",
+        "curves.npz",
         "metrics.csv",
     ]
     assert len(list(killed.glob(EVENTS))) == 1

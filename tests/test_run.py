@@ -65,6 +65,7 @@ def test_the_curves_are_those_of_a_hand_written_loop():
     assert torch.equal(result.positive_violation[:, -1], tracker.positive_violation[:, -1])
 
 
+@pytest.mark.filterwarnings("ignore:Uniform has no state_dict")
 def test_a_learner_needs_only_policy_and_update(tmp_path):
     env = make_env()
     first = run(Uniform(env.cmdp.layout), env, 6, tmp_path, 2, progress=False, images=False)

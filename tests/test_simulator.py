@@ -196,9 +196,9 @@ def test_no_constraints_and_no_cost_process() -> None:
 
 
 def test_impossible_actions_and_successors_are_never_drawn(cmdp: LayeredCMDP) -> None:
-    """Also where rows do not sum to one and the possible entries lie between impossible ones."""
+    """Also where the possible entries lie between impossible ones."""
     policy = torch.zeros(cmdp.layout.pair_shape, dtype=torch.float64)
-    policy[:, :, 1] = 0.3
+    policy[:, :, 1] = 1
     transitions = torch.zeros_like(cmdp.transitions)
     transitions[..., 0] = 1
     transitions[0] = 0

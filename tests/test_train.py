@@ -67,6 +67,18 @@ def test_other_settings_need_fresh_or_another_name(tmp_path, capsys):
     assert main(small(tmp_path, "--eta", "0.5", "--fresh")) == 0
 
 
+def test_a_checkpoint_whose_content_was_changed_is_refused_and_stays(tmp_path, capsys):
+    main(small(tmp_path))
+    capsys.readouterr()
+    path = tmp_path / "main" / "wc-ops" / "checkpoint.pt"
+    state = torch.load(path, weights_only=True)
+    state["tracker"]["sums"] += 1
+    torch.save(state, path)
+    before = path.read_bytes()
+    assert main(small(tmp_path)) == 2
+    assert "the checksum differs" in one_sentence(capsys) and path.read_bytes() == before
+
+
 def test_resume_needs_something_to_resume(tmp_path, capsys):
     assert main(small(tmp_path, "--resume")) == 2
     assert "no checkpoint" in one_sentence(capsys)

@@ -23,11 +23,11 @@ from torchcmdp.occupancy import (
     uniform_policy,
 )
 from torchcmdp.optimistic import ColumnGeneration, OptimisticOptimum, optimistic_optimum
-from torchcmdp.planning import alpha_of, rho, safe_optimum, safest_policy, slater_gap, unconstrained_optimum
+from torchcmdp.planning import Evaluation, alpha_of, evaluate, rho, safe_optimum, safest_policy, slater_gap, unconstrained_optimum
 from torchcmdp.plotting import plot_curves
 from torchcmdp.processes import Bernoulli, Cyclic, Fixed, OGDAdversary, Process, Recorder, Replay, Switching, safe_caps
 from torchcmdp.projection import Cvxpy, Newton, ProjectionResult, project
-from torchcmdp.run import RunResult, run, run_split
+from torchcmdp.run import RunResult, load, run, run_split
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.simulator import Simulator
 from torchcmdp.solver import Solver
@@ -66,7 +66,9 @@ __all__ = [
     "Status",
     "project",
     # Exact optima
+    "Evaluation",
     "alpha_of",
+    "evaluate",
     "rho",
     "safe_optimum",
     "safest_policy",
@@ -100,6 +102,7 @@ __all__ = [
     "RunResult",
     "Tracker",
     "growth_exponent",
+    "load",
     "mean_and_interval",
     "plot_curves",
     "run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,19 +120,22 @@ def stack_cmdps(cmdps: Sequence[LayeredCMDP]) -> LayeredCMDP:
     )
 
 
-def unroll(transitions: Tensor, rewards: Tensor, costs: Tensor, *, horizon: int, start: int = 0) -> LayeredCMDP:
+def unroll(
+    transitions: Tensor | np.ndarray, rewards: Tensor | np.ndarray, costs: Tensor | np.ndarray, *, horizon: int, start: int = 0
+) -> LayeredCMDP:
     """Turn a stationary MDP into a layered one by playing it for `horizon` steps from one state.
 
     Layer 0 holds `start` alone, layers 1 to H-1 hold the states reachable by then, in increasing order of their index, and every
     pair of the last decision layer leads to the terminal state.
 
     Args:
-        transitions: P(y|x,a), `(N x A x N)`.
+        transitions: P(y|x,a), `(N x A x N)`. This and the following: tensors, or arrays.
         rewards: `(N x A)` in [0, 1].
         costs: `(m x N x A)` in [-1, 1].
         horizon: H, the number of steps of an episode.
         start: The state every episode starts in.
     """
+    transitions, rewards, costs = (torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in (transitions, rewards, costs))
     if horizon < 1:
         raise InvalidInput(f"horizon is {horizon}; an episode needs at least one step.")
     states, actions = rewards.shape[-2:] if rewards.dim() == 2 else (-1, -1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
+import warnings
 from collections.abc import Sequence
 
 
@@ -17,6 +19,14 @@ class InvalidInput(TorchCMDPError, ValueError):
 
 class RunFolderError(TorchCMDPError, RuntimeError):
     """A run folder cannot be used: foreign, damaged, or made with other settings."""
+
+
+def warn(sentence: str) -> None:
+    """A warning that points at the line outside of this package that led to it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, stacklevel=level)
 
 
 def choice(name: str, value: str, options: Sequence[str]) -> str:

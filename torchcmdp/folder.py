@@ -17,11 +17,13 @@ import torch
 from torchcmdp.errors import RunFolderError
 from torchcmdp.events import EVENTS, RunWriter, flatten
 from torchcmdp.files import append_to_file, disk, write_file
+from torchcmdp.identity import digest, untold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMAT = 4
+FORMAT = 5
+CURVES_FILE = "curves.npz"
 ADVICE = "take another folder (--name), or start over with fresh=True (--fresh)"
 
 
@@ -46,16 +48,26 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"{path} cannot be used as a run folder: {error.strerror or error}.") from error
 
-    def checkpoint(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The state to continue from, None where there is none; one damaged or of other settings is refused. Writes nothing."""
+    def checkpoint(self, config: Mapping[str, Any], lacking: str = "") -> dict[str, Any] | None:
+        """The state to continue from, None where there is none; one damaged or of other settings is refused. Writes nothing.
+
+        Args:
+            config: All settings.
+            lacking: Why a run with them cannot be continued, if so: then one that is not finished is refused as well.
+        """
         if self.fresh:
             return None
         try:
             state = _load(self.path / "checkpoint.pt")
-            if state is not None:
+            if state is not None and not _same(config, state["standing"]):
                 _compare(self.path, json.loads(state["config"]), config)
-            elif (self.path / "config.json").exists():
+            elif state is None and (self.path / "config.json").exists():
                 _compare(self.path, _read_json(self.path / "config.json"), config)
+            begun = (self.path / "config.json").exists() if state is None else state["played"] != config["episodes"]
+            if lacking and begun:
+                raise RunFolderError(
+                    f"{self.path} holds a run that was interrupted and cannot be continued, since {lacking}; {ADVICE}."
+                )
         except BaseException:
             self.close()
             raise
@@ -79,7 +91,7 @@ class RunFolder:
         """
         write_file(self.path / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         old = {file for name in (".*.tmp", EVENTS) for file in self.path.glob(name)}
-        old |= set() if self._resuming else {self.path / "checkpoint.pt"}
+        old |= set() if self._resuming else {self.path / "checkpoint.pt", self.path / CURVES_FILE}
         old |= set() if rows else {self.path / "metrics.csv"}
         self._writer = RunWriter(self.path, anew=self._resuming)
         self._writer.describe(config, banded)
@@ -96,8 +108,13 @@ class RunFolder:
     def save(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Write a checkpoint; until it is safe on the disk the previous one stays."""
         content = io.BytesIO()
-        torch.save({"format": FORMAT, "config": json.dumps(config), **state}, content)
+        whole = {"format": FORMAT, "config": json.dumps(config), **state}
+        torch.save({**whole, "checksum": digest(whole)}, content)
         write_file(self.path / "checkpoint.pt", content.getbuffer())
+
+    def keep(self, curves: bytes | memoryview) -> None:
+        """Write what was measured in every run."""
+        write_file(self.path / CURVES_FILE, curves)
 
     def append(self, row: Mapping[str, float], extra: Mapping[str, float]) -> None:
         """Write one logging point; `extra` goes to TensorBoard alone."""
@@ -168,8 +185,13 @@ def _load(path: Path) -> dict[str, Any] | None:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format"] != FORMAT:
             raise ValueError(f"it has format {state['format']} and this version reads {FORMAT}")
+        if state.pop("checksum") != digest(state):
+            raise ValueError("its content is not what was saved: the checksum differs")
+        whole = [json.loads(state["config"]), json.loads(state["standing"] if state["standing"] != "" else "{}")]
+        if not all(isinstance(settings, dict) for settings in whole) or not isinstance(state["played"], int):
+            raise ValueError("its settings, or how many episodes were played, are of another type")
         return dict(state)
-    except Exception as error:  # whatever a damaged file makes zipfile, pickle or torch raise
+    except Exception as error:  # whatever a damaged file makes zipfile, pickle, torch or json raise
         raise RunFolderError(f"the checkpoint {path} cannot be read ({brief(error)}); {ADVICE}.") from error
 
 
@@ -180,8 +202,18 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{path} cannot be read ({brief(error)}); {ADVICE}.") from error
 
 
+def _same(config: Mapping[str, Any], standing: str) -> bool:
+    """Whether these are the settings of the objects that were interrupted, as they were then: the same ones, still in memory."""
+    return bool(standing) and not any(untold(config)) and json.loads(standing) == json.loads(json.dumps(config))
+
+
 def _compare(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Refuse to mix two runs in one folder, naming the first setting in which they differ."""
+    for name, kind in untold(new):
+        raise RunFolderError(
+            f"{path} holds a run, and whether it is this one cannot be told, since {name} is {kind}; write a method config() that "
+            f"returns what defines its owner, or {ADVICE}."
+        )
     before, after = flatten(old), flatten(new)
     for name in [*after, *(name for name in before if name not in after)]:
         if json.dumps(before.get(name)) != json.dumps(after.get(name)):

@@ -242,6 +242,8 @@ class Curves:
         """Continue from what `state_dict` returned."""
         counts = state["counts"].tolist() if "counts" in state else []
         self._comparators.load_state_dict(state, len(counts))
+        for name, shape in {"counts": (len(counts),), "episodes": (len(counts),), "updates": ()}.items():
+            check_entry(state, name, shape)
         check_entry(state, "sums", tuple(self._sums.shape))
         check_entry(state, "points", (len(counts), *self._sums.shape))
         self._sums = state["sums"].to(self._sums).clone()

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
+
+# How far a row of a policy may miss a sum of one: much more than rounding, much less than a mistake.
+ROW_SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 def occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
@@ -64,6 +71,60 @@ def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
     # divide by one where the state has no mass, so that neither the value nor its gradient is ever 0/0
     policy = torch.where(empty, 1.0 / layout.actions, pair / torch.where(empty, torch.ones_like(state), state))
     return policy * layout.pair_mask(policy.device)
+
+
+def checked_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tensor:
+    """A policy as a tensor, zero in the padding whatever stood there; refused if it is none.
+
+    The softmax of logits that are -inf in the padding is NaN there, which is fine. Off the CPU only the shape is looked at, since
+    reading values would wait for the device.
+
+    Args:
+        policy: `(... x L x S x A)`, a tensor or an array.
+        layout: Layer widths and actions.
+        runs: If given, the batch shape is (runs,) or empty.
+    """
+    if isinstance(policy, np.ndarray):
+        policy = torch.from_numpy(policy)
+    if not isinstance(policy, Tensor) or not policy.is_floating_point():
+        what = (
+            f"a tensor of {policy.dtype}"
+            if isinstance(policy, Tensor)
+            else "None"
+            if policy is None
+            else f"a {type(policy).__name__}"
+        )
+        hint = ", such as what it returns" if callable(policy) else ""
+        raise InvalidInput(f"policy is {what}; expected a tensor or an array of probabilities (L x S x A){hint}.")
+    if tuple(policy.shape[-3:]) != layout.pair_shape:
+        raise InvalidInput(f"policy has shape {tuple(policy.shape)}; expected it to end in (L x S x A) = {layout.pair_shape}.")
+    if runs is not None and tuple(policy.shape[:-3]) not in ((), (runs,)):
+        raise InvalidInput(
+            f"policy has shape {tuple(policy.shape)}; expected (runs x L x S x A) = {(runs, *layout.pair_shape)} or, for all runs, "
+            f"(L x S x A) = {layout.pair_shape}."
+        )
+    policy = torch.where(layout.pair_mask(policy.device), policy, 0)
+    if policy.device.type == "cpu":
+        _check_probabilities(policy.detach(), layout)
+    return policy
+
+
+def _check_probabilities(policy: Tensor, layout: Layout) -> None:
+    """Refuse what would otherwise be drawn from in silence: entries that are no probabilities, and rows that do not sum to one."""
+    wrong = ~((policy >= 0) & (policy < torch.inf))  # true for NaN as well
+    if wrong.any():
+        *runs, k, x, a = index = wrong.nonzero()[0].tolist()
+        place = f"{_run(runs)}at layer {k}, state {x}, action {a}"
+        raise InvalidInput(f"policy is {policy[tuple(index)].item():g} {place}; expected a probability.")
+    sums = policy.sum(-1)
+    wrong = ((sums - 1).abs() > ROW_SUM_TOLERANCE.get(policy.dtype, 2e-2)) & layout.state_mask(policy.device)
+    if wrong.any():
+        *runs, k, x = index = wrong.nonzero()[0].tolist()
+        raise InvalidInput(f"policy sums to {sums[tuple(index)].item():.6g} {_run(runs)}at layer {k}, state {x}; expected one.")
+
+
+def _run(batch: list[int]) -> str:
+    return f"in run {', '.join(map(str, batch))} " if batch else ""
 
 
 def transitions_of(occupancy: Tensor, layout: Layout) -> Tensor:

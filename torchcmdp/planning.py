@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, TorchCMDPError
 from torchcmdp.layout import Layout
-from torchcmdp.occupancy import occupancy_of, policy_of
+from torchcmdp.occupancy import checked_policy, expected_value, occupancy_of, pair_occupancy_of, policy_of
 from torchcmdp.optimistic import OptimisticOptimum, optimistic_optimum
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.status import Status
+
+# A violation that rounding explains.
+SAFE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +192,58 @@ def _to_batch(cmdp: LayeredCMDP, name: str, tensor: Tensor, axes: int) -> Tensor
         raise InvalidInput(
             f"{name} has batch shape {tuple(tensor.shape[:-axes])}; it must broadcast to the CMDP's {tuple(cmdp.batch_shape)}."
         ) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a policy does in a known CMDP, exactly.
+
+    Attributes:
+        value: Expected reward of an episode, `(...)`.
+        violations: Expected cost of an episode by constraint, `(... x m)`; at most zero where it is safe.
+        safe: Whether no constraint is violated by more than rounding, `(...)` bool.
+    """
+
+    value: Tensor
+    violations: Tensor
+    safe: Tensor
+
+
+def evaluate(policy: Any, cmdp: LayeredCMDP) -> Evaluation:
+    """The exact value and violations of any policy, by its occupancy under the true transitions.
+
+    Args:
+        policy: pi(a|x), `(... x L x S x A)`, as a tensor or an array, whose batch shape broadcasts with the CMDP's; or a function
+            or network, which is called once with all states of all layers, numbered through as in `adapters` and one-hot, `(N x N)`
+            with N = |X| and the terminal state last, and returns probabilities, `(N x A)`.
+        cmdp: One CMDP or a batch.
+    """
+    if callable(policy) and not isinstance(policy, Tensor):
+        policy = _asked(policy, cmdp)
+    probabilities = checked_policy(policy, cmdp.layout).to(cmdp.transitions)
+    occupancy = pair_occupancy_of(probabilities, cmdp.transitions)
+    violations = expected_value(cmdp.costs, occupancy.unsqueeze(-4))
+    value = expected_value(cmdp.rewards, occupancy)
+    return Evaluation(value, violations, (violations <= SAFE_TOLERANCE.get(cmdp.dtype, 1e-2)).all(-1))
+
+
+def _asked(policy: Callable[[Tensor], Any], cmdp: LayeredCMDP) -> Tensor:
+    """The probabilities that a function or a network gives to the actions in every state, `(L x S x A)`."""
+    layout = cmdp.layout
+    weights = [weight for weight in policy.parameters() if weight.is_floating_point()] if isinstance(policy, nn.Module) else []
+    like = weights[0] if weights else cmdp.transitions
+    states = torch.eye(layout.total_states, dtype=like.dtype, device=like.device)
+    with torch.no_grad():
+        answer = policy(states)
+    rows = torch.as_tensor(answer) if isinstance(answer, np.ndarray) else answer
+    if not isinstance(rows, Tensor) or tuple(rows.shape) != (layout.total_states, layout.actions):
+        found = tuple(rows.shape) if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
+        raise InvalidInput(
+            f"the policy returned {found} for the one-hot states; expected (N x A) = {(len(states), layout.actions)}."
+        )
+    spread = rows.new_zeros(layout.pair_shape)
+    spread[layout.pair_mask(rows.device)] = rows[: -layout.widths[-1]].flatten()  # all but the terminal state, layer by layer
+    return spread
 
 
 def _solved(rewards: Tensor, cmdp: LayeredCMDP, costs: Tensor) -> OptimisticOptimum:

@@ -51,15 +51,45 @@ class Panel:
 
 def plot_curves(
     path: str | PathLike[str],
-    curves: Mapping[str, Curve],
-    ylabel: str,
+    curves: Any,
+    ylabel: str | None = None,
     *,
     bounds: Mapping[str, Curve] | None = None,
     title: str | None = None,
     sqrt_guide: bool = False,
 ) -> None:
-    """Write one panel to an image file; the arguments are those of `Panel`, and the suffix of `path` chooses the format."""
-    save(path, draw([Panel(curves, ylabel, title, bounds or {}, sqrt_guide)]))
+    """Write curves, or the results of runs, to an image file; the suffix of `path` chooses the format.
+
+    Args:
+        path: The file.
+        curves: Those of one `Panel`; or a `RunResult`, several of them, or a mapping of labels to them, whose regret, violation and
+            positive violation are drawn side by side.
+        ylabel: As for `Panel`; results need none.
+        bounds, title, sqrt_guide: As for `Panel`.
+    """
+    results = _results(curves)
+    if results is None and ylabel is None:
+        raise InvalidInput("plot_curves got curves without a ylabel; say what the values are, or pass results of runs.")
+    drawn = [Panel(curves, ylabel or "", title, bounds or {}, sqrt_guide)] if results is None else panels(results)
+    save(path, draw(drawn))
+
+
+def _results(value: Any) -> dict[str, Any] | None:
+    """Results by label, or None where these are not results."""
+
+    def is_result(entry: Any) -> bool:
+        return all(hasattr(entry, name) for name in ("episodes", "regret", "bounds"))
+
+    if is_result(value):
+        value = [value]
+    if isinstance(value, Mapping):
+        return dict(value) if value and all(map(is_result, value.values())) else None
+    if not isinstance(value, Sequence) or not value or not all(map(is_result, value)):
+        raise InvalidInput(f"plot_curves got a {type(value).__name__}; expected results of runs, or curves or results by label.")
+    names = [result.config["learner"]["name"] for result in value]
+    return {
+        name if names.count(name) == 1 else f"{name} {j}": result for j, (name, result) in enumerate(zip(names, value, strict=True))
+    }
 
 
 def draw(panels: Sequence[Panel]) -> Figure:
@@ -90,22 +120,29 @@ def figures(results: Mapping[str, Any]) -> dict[str, Figure]:
     Args:
         results: Label to `RunResult`, or anything with its curves and bounds.
     """
-    first = next(iter(results.values()))
+    regret, *violations = panels(results)
+    return {"regret": draw([regret]), "violation": draw(violations)}
 
-    def panel(name: str, ylabel: str) -> Panel:
+
+def panels(results: Mapping[str, Any]) -> list[Panel]:
+    """Regret, violation and positive violation, with one curve a result; the argument is that of `figures`."""
+
+    def panel(name: str) -> Panel:
         curves = {f"{label}, {len(r.regret)} runs": (r.episodes, getattr(r, name)) for label, r in results.items()}
-        bounds = {
-            "trivial bound": (first.episodes, first.bounds["trivial"]),
-            "theorem's bound": (first.episodes, first.bounds[name]),
-        }
-        return Panel(curves, ylabel, bounds=bounds)
+        return Panel(curves, f"cumulative {name.replace('_', ' ')}", bounds=bounds_of(results, name))
 
-    return {
-        "regret": draw([panel("regret", "cumulative regret")]),
-        "violation": draw(
-            [panel("violation", "cumulative violation"), panel("positive_violation", "cumulative positive violation")]
-        ),
-    }
+    return [panel(name) for name in ("regret", "violation", "positive_violation")]
+
+
+def bounds_of(results: Mapping[str, Any], name: str) -> dict[str, Curve]:
+    """The trivial bound, and the theorem's where one of the results has it, called by whose it is unless it is everybody's."""
+    first = next(iter(results.values()))
+    found: dict[str, Curve] = {"trivial bound": (first.episodes, first.bounds["trivial"])}
+    own = [label for label, result in results.items() if name in result.bounds]
+    if own:
+        whose = "theorem's bound" if len(own) == len(results) else f"theorem's bound for {', '.join(own)}"
+        found[whose] = (results[own[0]].episodes, results[own[0]].bounds[name])
+    return found
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:

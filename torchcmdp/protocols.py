@@ -31,7 +31,8 @@ class LearnerLike(Protocol):
     """Who plays.
 
     It may have more: `state_dict` and `load_state_dict` make a run resumable, `state_axes()` says where the runs are in that state
-    (by default on the first axis of every tensor), `diagnostics()` is logged and `config()` recorded.
+    (by default on the first axis of every tensor), `diagnostics()` is logged and `config()` recorded, and `theorems` names
+    what the bounds of `theory` hold for: of "regret", "violation" and "positive_violation".
     """
 
     @property

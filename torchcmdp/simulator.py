@@ -11,10 +11,12 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
+from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import compact, room
 from torchcmdp.layout import Layout
-from torchcmdp.processes import Fixed, check_keys, fingerprint
+from torchcmdp.occupancy import checked_policy
+from torchcmdp.processes import Fixed, check_keys
 from torchcmdp.processes.compiled import episodes_left, is_packable, pack, unpack
 from torchcmdp.protocols import Axes, ProcessLike
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
@@ -23,6 +25,8 @@ from torchcmdp.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torchcmdp.kernels.block import World
+# What a process must have to be played with, and to be continued.
+MEMBERS = ("stationary", "values", "observe", "largest", "advance", "state_dict", "load_state_dict", "state_axes")
 
 
 class Simulator:
@@ -40,14 +44,15 @@ class Simulator:
         reward_values, cost_values: The processes' `values` in the episode played last (before the first, in that one).
 
     Args:
-        cmdp, rewards, costs, runs, seed, first_run, distinct_runs: As above; `costs` may be left out if there are no constraints.
+        cmdp, rewards, costs, runs, seed, first_run, distinct_runs: As above; `costs` may be left out if there are no constraints,
+            and a tensor stands for `Fixed` of it.
     """
 
     def __init__(
         self,
         cmdp: LayeredCMDP,
-        rewards: ProcessLike,
-        costs: ProcessLike | None = None,
+        rewards: ProcessLike | Tensor,
+        costs: ProcessLike | Tensor | None = None,
         runs: int = 1,
         seed: int = 0,
         first_run: int = 0,
@@ -59,19 +64,17 @@ class Simulator:
                     f"costs is missing, but the CMDP has {cmdp.constraints} constraints; pass a process such as "
                     "Bernoulli(cmdp.costs, low=-1)."
                 )
-            costs = Fixed(cmdp.costs)
+            costs = cmdp.costs
         if tuple(cmdp.batch_shape) not in ((), (runs,)):
             raise InvalidInput(
                 f"The CMDP has batch shape {tuple(cmdp.batch_shape)}; it must be a single one or one for each of the {runs} runs."
             )
-        self.cmdp, self.rewards, self.costs = cmdp, rewards, costs
+        self.cmdp, self.rewards, self.costs = cmdp, _process("rewards", rewards), _process("costs", costs)
         self.streams = RunStreams(seed, runs, first_run, cmdp.device, distinct_runs)
         self.runs, self.seed, self.first_run = self.streams.runs, self.streams.seed, self.streams.first_run
         self.distinct_runs = distinct_runs
         self.episode = 0
-        pair, constraint = cmdp.layout.pair_shape, (cmdp.constraints, *cmdp.layout.pair_shape)
-        self.reward_values = _checked("rewards", rewards, pair, self.runs, self.device)
-        self.cost_values = _checked("costs", costs, constraint, self.runs, self.device)
+        self._check_values()
         layers, states, actions, _ = cmdp.layout.transition_shape
         self._successors = thresholds(cmdp.transitions).reshape(-1, states)
         # where each state lies in a flat (L x S) table, and in a flat (runs x L x S) one
@@ -81,6 +84,12 @@ class Simulator:
         self._first_own_place = own_place[:, :, 0].unbind(1)
         self._first_row = (own_place if cmdp.batch_shape else place) * actions  # of `_successors`
         self._compact: tuple[np.ndarray, np.ndarray] | None = None  # transitions and thresholds without padding
+
+    def _check_values(self) -> None:
+        """The values of the next episode, refused if they do not fit the CMDP."""
+        pair, constraint = self.layout.pair_shape, (self.constraints, *self.layout.pair_shape)
+        self.reward_values = _checked("rewards", self.rewards, pair, self.runs, self.device)
+        self.cost_values = _checked("costs", self.costs, constraint, self.runs, self.device)
 
     @property
     def layout(self) -> Layout:
@@ -105,24 +114,19 @@ class Simulator:
     def rollout(self, policy: Tensor) -> Trajectory:
         """Play one episode of every run.
 
-        An action or successor of probability zero is never drawn. A row of the policy need not sum to one exactly: it is
-        normalised. On the CPU negative and non-finite entries are refused; elsewhere nothing looks at the values, because that
-        would wait for the device, and a policy with NaN shows in the metrics.
+        An action or successor of probability zero is never drawn. A row of the policy may miss a sum of one by rounding: it is
+        normalised. On the CPU what is further off is refused, and so are negative and non-finite entries, except in the padding,
+        which is not looked at; elsewhere nothing looks at the values, because that would wait for the device, and a policy with
+        NaN shows in the metrics.
 
         Args:
-            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
+            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs; an array will do.
         """
         shape = self.cmdp.layout.pair_shape
-        if tuple(policy.shape) not in (shape, (self.runs, *shape)):
-            raise InvalidInput(
-                f"policy has shape {tuple(policy.shape)}; expected (runs x L x S x A) = {(self.runs, *shape)} or, for all runs, "
-                f"(L x S x A) = {shape}."
-            )
+        policy = checked_policy(policy, self.cmdp.layout, self.runs)
         policy = policy.detach().expand(self.runs, *shape)
         if engine() != "torch" and policy.dtype == torch.float64 and self.is_packable:
             return self._rollout_compiled(policy)
-        if policy.device.type == "cpu":
-            _check_policy(policy)
         uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
         states, actions, next_states = self._play(policy, uniforms)
         pairs = (self._first_place + states) * shape[2] + actions
@@ -218,7 +222,7 @@ class Simulator:
         self.rewards.load_state_dict(state["rewards"])
         self.costs.load_state_dict(state["costs"])
         self.episode = int(state["episode"])
-        self.reward_values, self.cost_values = self.rewards.values, self.costs.values
+        self._check_values()
 
     def config(self) -> dict[str, Any]:
         """What defines the episodes, ready for JSON."""
@@ -227,14 +231,30 @@ class Simulator:
             "actions": self.cmdp.layout.actions,
             "constraints": self.cmdp.constraints,
             "cmdp": [fingerprint(tensor) for tensor in (self.cmdp.transitions, self.cmdp.rewards, self.cmdp.costs)],
-            "rewards": self.rewards.config(),
-            "costs": self.costs.config(),
+            "rewards": config_of(self.rewards),
+            "costs": config_of(self.costs),
             "runs": self.runs,
             "seed": self.seed,
             "first_run": self.first_run,
             "distinct_runs": self.distinct_runs,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
+
+
+def _process(name: str, process: Any) -> ProcessLike:
+    """The process itself, or the fixed one that a tensor stands for."""
+    if isinstance(process, Tensor | np.ndarray):
+        return Fixed(torch.as_tensor(process))
+    lacks = [member for member in MEMBERS if not hasattr(type(process), member) and member not in getattr(process, "__dict__", ())]
+    if lacks or isinstance(process, type):
+        what = (
+            "None" if process is None else f"the class {process.__name__}" if isinstance(process, type) else type(process).__name__
+        )
+        raise InvalidInput(
+            f"{name} is {what}; expected a process such as Bernoulli(cmdp.{name}), or a tensor of means"
+            + (f": it has no {', '.join(lacks)}." if lacks and process is not None else ".")
+        )
+    return process  # type: ignore[no-any-return]
 
 
 def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int, device: torch.device) -> Tensor:
@@ -247,13 +267,3 @@ def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int,
     if values.device != device:
         raise InvalidInput(f"{name} has values on {values.device}, but the CMDP is on {device}; both must be on one device.")
     return values
-
-
-def _check_policy(policy: Tensor) -> None:
-    """Refuse negative and non-finite probabilities, which would otherwise be drawn from in silence."""
-    wrong = ~((policy >= 0) & (policy < torch.inf))  # true for NaN as well
-    if wrong.any():
-        run, k, x, a = wrong.nonzero()[0].tolist()
-        raise InvalidInput(
-            f"policy is {policy[run, k, x, a].item():g} in run {run} at layer {k}, state {x}, action {a}; expected a probability."
-        )

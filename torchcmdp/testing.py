@@ -149,7 +149,7 @@ def check_environment(make: Callable[[int], Any], *, episodes: int = 4, meta: Ca
     resumed.load_state_dict(_stored(straight.state_dict()))
     for policy, trajectory in zip(policies[1:], seen[1:], strict=True):
         _hold(_equal(resumed.rollout(policy), trajectory), env, CONTINUES)
-    _check_config(make(RUNS), again)
+    _check_config(make(RUNS), make(RUNS))
     if meta is not None:
         away = meta(RUNS)
         trajectory = away.rollout(policies[0].to("meta"))

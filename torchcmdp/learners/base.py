@@ -45,6 +45,7 @@ class Learner(nn.Module, ABC):
         name: What the learner is called in configurations and curves.
         hyperparameters: By name the default, a number or a function of the learner made so far; None where it can be left out.
         choices: By name what can be chosen, the default first.
+        theorems: Of which quantities the bounds of `theory` hold for this learner, of "regret", "violation", "positive_violation".
         confidence: Kind of the transition confidence set; a choice in most learners.
         episode: Episodes seen, an int64 scalar tensor.
         visits: N(x,a), `(runs x L x S x A)`.
@@ -54,6 +55,7 @@ class Learner(nn.Module, ABC):
     name: ClassVar[str]
     hyperparameters: ClassVar[Mapping[str, float | Callable[[Any], PerRun] | None]] = {}
     choices: ClassVar[Mapping[str, Sequence[str]]] = {}
+    theorems: ClassVar[Sequence[str]] = ()
     __signature__: ClassVar[inspect.Signature]
     confidence: str = "entrywise"
     episode: Tensor

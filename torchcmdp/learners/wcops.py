@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -66,6 +67,7 @@ class WCOPS(Learner):
     """
 
     name = "WC-OPS"
+    theorems: ClassVar[Sequence[str]] = ("regret", "violation", "positive_violation")
     hyperparameters = {
         "eta": _paper_step,
         "gamma": _paper_step,

@@ -1,7 +1,7 @@
 """Where rewards and costs come from: a process has a mean for every pair and episode, and turns visits into feedback."""
 
 from torchcmdp.processes.adversary import OGDAdversary, safe_caps
-from torchcmdp.processes.base import Process, check_keys, fingerprint
+from torchcmdp.processes.base import Process, check_keys, stateless
 from torchcmdp.processes.sequences import Cyclic, Recorder, Replay, Switching
 from torchcmdp.processes.stationary import Bernoulli, Fixed
 
@@ -15,6 +15,6 @@ __all__ = [
     "Replay",
     "Switching",
     "check_keys",
-    "fingerprint",
     "safe_caps",
+    "stateless",
 ]

@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, choice, not_negative
+from torchcmdp.identity import fingerprint
 from torchcmdp.planning import safest_policy
-from torchcmdp.processes.base import Process, check_keys, check_mean, fingerprint
+from torchcmdp.processes.base import Process, check_keys, check_mean
 
 SCHEDULES = ("sqrt_t", "sqrt_T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,7 +71,7 @@ class Process:
             raise InvalidInput(f"{type(self).__name__} keeps no state, but was given {', '.join(sorted(state))}.")
 
     def config(self) -> dict[str, Any]:
-        """What defines the process, ready for JSON."""
+        """What defines the process, ready for JSON; of a subclass that does not write its own, `run` records the attributes."""
         return {"name": type(self).__name__}
 
 
@@ -122,11 +121,18 @@ class Noisy(Process):
         return values if self.noise is None else torch.where(values > self.low, torch.ones_like(values), values)
 
 
-def fingerprint(tensor: Tensor) -> str:
-    """A short name for a tensor's shape, type and contents: two runs are resumable into each other only if theirs agree."""
-    head = f"{tuple(tensor.shape)} {tensor.dtype}".encode()
-    body = b"" if tensor.device.type == "meta" else tensor.detach().cpu().contiguous().numpy().tobytes()
-    return hashlib.sha256(head + body).hexdigest()[:16]
+def stateless(process: Any) -> Any | None:
+    """The process, or the one inside it, that changes and does not say in a `state_dict` how to continue; None where there is none.
+
+    Who writes an `advance` writes the `state_dict` for it, in the same class or below.
+    """
+    if process.stationary:
+        return None
+    kinds = type(process).__mro__
+    moves, keeps = (next((j for j, kind in enumerate(kinds) if name in vars(kind)), -1) for name in ("advance", "state_dict"))
+    if keeps < 0 or kinds[keeps] is Process or moves < keeps:
+        return process
+    return stateless(process.process) if hasattr(process, "process") else None
 
 
 def check_mean(name: str, mean: Tensor, low: float, axes: int = 3) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.processes.base import (
     Counted,
     Noisy,
@@ -18,7 +19,6 @@ from torchcmdp.processes.base import (
     check_keys,
     check_low,
     check_mean,
-    fingerprint,
 )
 from torchcmdp.protocols import Axes, ProcessLike
 
@@ -110,6 +110,7 @@ class Recorder(Process):
 
     Attributes:
         process: The process that is recorded.
+        episode: How many episodes have been played.
 
     Args:
         process: As above.
@@ -121,6 +122,7 @@ class Recorder(Process):
             raise InvalidInput(f"episodes is {episodes}; a recording needs at least one.")
         self.process, self.episodes, self.stationary = process, int(episodes), process.stationary
         self._kept: list[Tensor] = []
+        self.episode = 0
 
     @property
     def sequence(self) -> Tensor:
@@ -148,25 +150,31 @@ class Recorder(Process):
         if len(self._kept) < self.episodes:
             self._kept.append(self.process.values)
         self.process.advance(policy)
+        self.episode += 1
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"process": self.process.state_dict(), "sequence": self.sequence}
+        return {"episode": self.episode, "process": self.process.state_dict(), "sequence": self.sequence}
 
     @override
     def state_axes(self, mean_axes: int) -> Axes:
         own = any(values.dim() > mean_axes for values in self._kept or [self.values])
-        return {"process": self.process.state_axes(mean_axes), "sequence": 1 if own else None}  # its first axis: the episodes
+        # the first axis of the sequence is that of the episodes
+        return {"episode": None, "process": self.process.state_axes(mean_axes), "sequence": 1 if own else None}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self, state, "process", "sequence")
+        check_keys(self, state, "episode", "process", "sequence")
         self.process.load_state_dict(state["process"])
-        self._kept = list(state["sequence"].to(self.values).unbind(0))
+        self.episode, sequence, now = int(state["episode"]), state["sequence"], tuple(self.values.shape)
+        kept = min(self.episode, self.episodes)
+        if tuple(sequence.shape) not in ((kept, *now), (kept, *now[1:])):  # the first values may be one for all runs
+            raise InvalidInput(f"The state of Recorder has a sequence of shape {tuple(sequence.shape)}; expected {(kept, *now)}.")
+        self._kept = list(sequence.to(self.values).unbind(0))
 
     @override
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "process": self.process.config(), "episodes": self.episodes}
+        return {**super().config(), "process": config_of(self.process), "episodes": self.episodes}
 
 
 class Replay(Counted):

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
-from torchcmdp.processes.base import Noisy, Process, check_low, check_mean, fingerprint
+from torchcmdp.identity import fingerprint
+from torchcmdp.processes.base import Noisy, Process, check_low, check_mean
 
 
 class Fixed(Process):

@@ -13,8 +13,9 @@ from torchcmdp.run.loop import Job
 from torchcmdp.run.options import RunKeywords, RunOptions
 from torchcmdp.run.result import RunResult
 from torchcmdp.run.session import Session, full_config
+from torchcmdp.run.stored import load
 
-__all__ = ["RunOptions", "RunResult", "run", "run_split"]
+__all__ = ["RunOptions", "RunResult", "load", "run", "run_split"]
 
 
 def run(
@@ -34,8 +35,9 @@ def run(
         learner: Anything with a `policy` `(runs x L x S x A)` and an `update(trajectory)`; `LearnerLike` says what else is used.
         env: The simulator to play in, or anything like it (`EnvironmentLike`).
         episodes: How many episodes this run has.
-        logdir: Folder for TensorBoard events, `config.json`, `metrics.csv` and `checkpoint.pt`. A folder with a checkpoint of the
-            same settings is resumed bit for bit, a finished one returns its result, one of other settings raises `RunFolderError`.
+        logdir: Folder for TensorBoard events, `config.json`, `metrics.csv`, `curves.npz` (what `load` reads) and `checkpoint.pt`. A
+            folder with a checkpoint of the same settings is resumed bit for bit, a finished one returns its result, one of other
+            settings raises `RunFolderError`.
         log_every: Episodes between logging points; about 200 points by default.
         options: `progress`, `fresh`, `checkpoint_every` (seconds), `checkpoint_episodes`, `images` and `engine`, as in
             `RunOptions`.

@@ -85,5 +85,11 @@ class Diagnostics:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
+        if not all(isinstance(tag, str) for tag in state["tags"]) or len({*state["tags"]}) < len(state["tags"]):
+            raise InvalidInput(f"the diagnostics have the tags {state['tags']}; expected different names.")
+        for name in self._sums:
+            if tuple(state[name].shape) != (len(state["tags"]), self.runs):
+                found, wanted = tuple(state[name].shape), (len(state["tags"]), self.runs)
+                raise InvalidInput(f"the diagnostics have {name} of shape {found}; expected (tags x runs) = {wanted}.")
         self.tags, self.window_episodes = list(state["tags"]), int(state["window_episodes"])
-        self._sums = {name: state[name].to(device=self.device) for name in self._sums}
+        self._sums = {name: state[name].to(self.device, torch.float64) for name in self._sums}

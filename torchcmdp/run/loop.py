@@ -16,12 +16,14 @@ from typing import Any
 from tqdm import tqdm
 
 from torchcmdp.distributed import Crew, join
-from torchcmdp.errors import RunFolderError
+from torchcmdp.errors import RunFolderError, warn
 from torchcmdp.folder import ADVICE, RunFolder, brief
 from torchcmdp.kernels.engine import using
+from torchcmdp.run.door import check_counts, enter
 from torchcmdp.run.options import RunOptions
 from torchcmdp.run.result import RunResult
 from torchcmdp.run.session import BANDED, Session
+from torchcmdp.run.stored import pack
 
 MEETING_SECONDS = 0.5  # how long processes play before they talk: a request to stop is heard within this time
 
@@ -34,6 +36,7 @@ class Job:
     logdir: str | os.PathLike[str] | None
     options: RunOptions
     folder: RunFolder | None = None  # in process 0, if there is a logdir
+    _kept: int = 0  # the logging point up to which the curves are in the folder
 
     def carry_out(self) -> RunResult:
         """Resume, play what is left, finish."""
@@ -45,9 +48,11 @@ class Job:
             if session.completed:
                 return session.result()
             crew.deal(self._begin)
+            session.notices.at_start(session)
             with using(self.options.engine):
                 self._play()
             result = session.result()
+            self._keep(result)
             if session.completed:
                 if self.folder is not None:
                     self.folder.finish(result.figures if self.options.images else {}, session.played)
@@ -63,27 +68,40 @@ class Job:
         if self.logdir is None:
             return [None] * session.crew.size
         self.folder = RunFolder(Path(self.logdir), self.options.fresh)
-        state = self.folder.checkpoint(session.config)
-        return [None] * session.crew.size if state is None else session.crew.divide(state, state["axes"])
+        state = self.folder.checkpoint(session.config, session.lacking)
+        if state is None:
+            return [None] * session.crew.size
+        with self._fitting():
+            check_counts(session, state)
+            return session.crew.divide(state, state["axes"])
 
     def _restore(self, state: dict[str, Any]) -> None:
-        session, first = self.session, state["first_episode"]
-        # a simulator that stands where the checkpoint does is the interrupted one itself, still in memory
-        if session.first_episode not in (first, first + state["played"]):
-            raise RunFolderError(
-                f"the run in {self.logdir} began when its simulator had played {first} episodes, but this one has played "
-                f"{session.first_episode}; {ADVICE}."
-            )
+        session = self.session
+        for name, who in (("first_episode", "simulator"), ("first_update", "learner")):
+            first, stands = state[name], getattr(session, name)
+            # one that stands where the checkpoint does is the interrupted one itself, still in memory
+            if stands not in (first, first + state["played"]):
+                raise RunFolderError(
+                    f"the run in {self.logdir} began when its {who} had played {first} episodes, but this one has played {stands}; "
+                    f"{ADVICE}."
+                )
+        with self._fitting():
+            enter(session, state)
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
         try:
-            session.restore(state)
+            yield
         except Exception as error:  # whatever a foreign state dictionary makes somebody's learner raise
             raise RunFolderError(
-                f"the checkpoint in {self.logdir} does not fit this learner and simulator: {brief(error)}."
+                f"the checkpoint in {self.logdir} does not fit this learner and simulator: {brief(error)}; {ADVICE}."
             ) from error
 
     def _begin(self) -> list[None]:
         """In process 0: bring the folder to where the session stands."""
         if self.folder is not None:
+            if self.session.lacking:
+                warn(f"{self.session.lacking}: once interrupted, the run in {self.logdir} cannot be continued.")
             self.folder.begin(self.session.config, self.session.rows, BANDED, self.session.extras)
         return [None] * self.session.crew.size
 
@@ -120,11 +138,19 @@ class Job:
     def _save(self) -> None:
         """Write a checkpoint of the runs of all processes."""
         session = self.session
-        if self.logdir is None or not (session.resumable or session.completed):
+        if self.logdir is None or (session.lacking and not session.completed):
             return
+        if session.last_point > self._kept and not session.completed:
+            self._keep(session.result())
         states = session.crew.collect(session.state())
         if self.folder is not None and states is not None:
             self.folder.save(join(states, states[0]["axes"]), session.config)
+
+    def _keep(self, result: RunResult) -> None:
+        """Write the curves of all runs, which change at logging points alone."""
+        self._kept = self.session.last_point
+        if self.folder is not None:
+            self.folder.keep(pack(result))
 
     def _log(self, bar: tqdm[Any]) -> None:
         row, extra = self.session.record()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import TypedDict
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, warn
 
 POINTS = 200
 MOST_POINTS = 10_000
@@ -64,9 +63,8 @@ class RunOptions:
         least = math.ceil(int(episodes) / MOST_POINTS)
         if int(self.log_every) < least:
             points = int(episodes) // int(self.log_every)
-            warnings.warn(
+            warn(
                 f"log_every is {self.log_every}, which would make {points:,} logging points; every {least} episodes are logged "
-                f"instead, so that there are at most {MOST_POINTS:,}.",
-                stacklevel=3,
+                f"instead, so that there are at most {MOST_POINTS:,}."
             )
         return max(int(self.log_every), least)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from torchcmdp import plotting
+from torchcmdp.errors import TorchCMDPError
+from torchcmdp.metrics import mean_and_interval
+from torchcmdp.run.notices import PAST_HORIZON
+from torchcmdp.status import Status
+
+CURVES = (
+    *("regret", "anytime_regret", "alpha_regret", "violation", "positive_violation"),
+    *("violation_by_constraint", "positive_violation_by_constraint"),
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunResult:
     """What a run measured.
 
@@ -29,8 +39,8 @@ class RunResult:
         rho, alpha: Of all episodes up to the last point, `(runs,)`.
         safe_value, best_value: Reward an episode of the best safe policy and of the best one, safe or not, in the mean over the
             episodes up to the last point, `(runs,)`.
-        bounds: The theorems' bounds at the same episodes and the trivial one, `(points,)` each: keys "regret", "violation",
-            "positive_violation", "trivial".
+        bounds: At the same episodes, `(points,)` each, the bound "trivial", and those that the learner has a theorem for, of
+            "regret", "violation", "positive_violation".
         diagnostics: Mean over all episodes of each of the learner's diagnostics, `(runs,)` each.
         counts: In how many episodes each of them was positive, `(runs,)` each.
         config: Everything that determined the numbers.
@@ -57,6 +67,57 @@ class RunResult:
     completed: bool
     seconds: float
 
+    def __repr__(self) -> str:
+        runs, points = self.regret.shape
+        played = f"{runs} runs of {int(self.episodes[-1]):,} episodes" + ("" if self.completed else ", interrupted")
+        numbers = ", ".join(f"{name} {_with_interval(getattr(self, name)[:, -1])}" for name in ("regret", "violation"))
+        return f"RunResult({self.name}: {played}, {points} points; {numbers})"
+
+    @property
+    def name(self) -> str:
+        """What the learner is called."""
+        return str(self.config["learner"]["name"])
+
+    def summary(self) -> str:
+        """A table to read: what was measured at the last point, with 95% intervals over runs, and what happened how often."""
+        runs, _ = self.regret.shape
+        rows = [("learner", self.name), ("runs", f"{runs:,}"), ("after episode", f"{int(self.episodes[-1]):,}")]
+        rows += [] if self.completed else [("of episodes", f"{self.config['episodes']:,}, interrupted")]
+        for name in ("regret", "violation", "positive_violation"):
+            rows.append((name.replace("_", " "), _with_interval(getattr(self, name)[:, -1])))
+        if self.unsafe_runs:
+            rows.append(("runs without a safe policy", f"{self.unsafe_runs:,}"))
+        counted = [tag for tag in self.counts if tag.removeprefix("Solver/").upper() in Status.__members__ or tag == PAST_HORIZON]
+        rows += [(f"episodes with {tag}", f"{self.count(tag):,} of {runs * int(self.episodes[-1]):,}") for tag in counted]
+        rows.append(("time", f"{self.seconds:.1f} s"))
+        width = max(len(label) for label, _ in rows)
+        return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Regret, violation and positive violation side by side, with 95% bands; also written to `path`, if one is given."""
+        figure = plotting.draw(plotting.panels({self.name: self}))
+        if path is not None:
+            plotting.save(path, figure)
+        return figure
+
+    def to_pandas(self) -> Any:
+        """A `DataFrame` with a row for each run and logging point and a column for each curve, by constraint where it has them."""
+        try:
+            import pandas
+        except ImportError:
+            raise TorchCMDPError("to_pandas needs pandas, which is not installed: pip install pandas.") from None
+        runs, points = self.regret.shape
+        columns: dict[str, Any] = {}
+        for name in CURVES:
+            curve = getattr(self, name).cpu()
+            if curve.dim() == 2:
+                columns[name] = curve.flatten().numpy()
+            else:
+                each = enumerate(curve.unbind(-1))
+                columns |= {f"{name.removesuffix('_by_constraint')}_{i}": values.flatten().numpy() for i, values in each}
+        index = pandas.MultiIndex.from_product([range(runs), self.episodes.tolist()], names=["run", "episode"])
+        return pandas.DataFrame(columns, index=index)
+
     def count(self, tag: str) -> int | None:
         """In how many episodes, over all runs, a diagnostic was positive; None for a learner that does not report it.
 
@@ -68,7 +129,12 @@ class RunResult:
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """The figures "regret" and "violation", drawn once for everybody who wants them."""
-        return plotting.figures({self.config["learner"]["name"]: self})
+        return plotting.figures({self.name: self})
+
+    @property
+    def unsafe_runs(self) -> int:
+        """In how many runs no policy is safe, so that their regret is NaN."""
+        return int((self.regret[:, -1].isnan() & ~self.rho.isnan()).sum())
 
     @property
     def elastic_fraction(self) -> float:
@@ -88,3 +154,9 @@ class RunResult:
 
     def _mean(self, tag: str) -> float:
         return float(self.diagnostics[tag].mean()) if tag in self.diagnostics else float("nan")
+
+
+def _with_interval(values: Tensor) -> str:
+    """The mean over the runs, with the half-width of its 95% interval where there are several."""
+    mean, half = (float(x) for x in mean_and_interval(values))
+    return f"{mean:,.4g}" if half != half else f"{mean:,.4g} ± {half:,.2g}"

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcmdp import theory
 from torchcmdp.distributed import Crew, join, run_axes
 from torchcmdp.errors import InvalidInput
 from torchcmdp.events import HALF_WIDTH, WALL_TIME
+from torchcmdp.identity import config_of, has_attributes
 from torchcmdp.kernels.engine import engine
 from torchcmdp.metrics import Tracker, mean_and_interval
+from torchcmdp.processes import stateless
 from torchcmdp.protocols import EnvironmentLike, LearnerLike, TrackerLike, first_axes
 from torchcmdp.run.blocks import Blocks, can_play
 from torchcmdp.run.diagnostics import Diagnostics
+from torchcmdp.run.notices import NO_SAFE_POLICY, PAST_HORIZON, Notices
 from torchcmdp.run.result import RunResult
 from torchcmdp.simulator import Simulator
 
 DEFAULT_DELTA = 0.01
 BLOCK_SECONDS = 0.1  # how long episodes are played without a look at the clock
+SPEED = "Time/episodes_per_second"
 
 # Tags of a logging point, and under which name `TrackerLike.newest` has them; the second ones have a tag for each constraint.
 TAGS = {
@@ -53,6 +58,7 @@ class Session:
         seconds: Time spent playing them.
         rows: The logging points: means over all runs, of all processes.
         extras: Of each point, what is not the same in every repetition: when it was made, and how fast.
+        lacking: Why the run cannot be continued once it is interrupted, as a clause; empty where it can.
 
     Args:
         learner, env, episodes, log_every: As for `run`.
@@ -78,11 +84,12 @@ class Session:
         # who has no tracker of its own is a simulator, or has all that one has
         self.tracker: TrackerLike = env.tracker() if hasattr(env, "tracker") else Tracker(cast(Simulator, env))
         self.diagnostics = Diagnostics(env.runs, env.device)
-        self.resumable = hasattr(learner, "state_dict") and hasattr(learner, "load_state_dict")
-        learners: dict[str, Any] = {"learner": learner} if self.resumable else {}
-        self._parts = {**learners, "env": env, "tracker": self.tracker, "diagnostics": self.diagnostics}
-        self.first_episode = int(env.episode)
-        self.config = self.config or full_config(learner, env, self.episodes, self.log_every)
+        parts = {"learner": learner, "env": env, "tracker": self.tracker, "diagnostics": self.diagnostics}
+        self._parts: dict[str, Any] = {name: part for name, part in parts.items() if _keeps_state(part)}
+        self.lacking = _lacking(learner, env)
+        self.first_episode, self.first_update = int(env.episode), _updates(learner)
+        self.notices = Notices(silent=not self.crew.leads)
+        self.config = self.config or self._config()
         self._lap = (time.monotonic(), 0)
         self._blocks: Blocks | None = None
         self._pace = 1  # episodes of the next block
@@ -91,6 +98,9 @@ class Session:
     def until_due(self) -> int:
         """Episodes until the next logging point."""
         return min(self.log_every - self.played % self.log_every, self.episodes - self.played)
+
+    def _config(self) -> dict[str, Any]:
+        return full_config(self.learner, self.env, self.episodes, self.log_every)
 
     @property
     def due(self) -> bool:
@@ -143,6 +153,21 @@ class Session:
         self.learner.update(trajectory)
         self.diagnostics.add(getattr(self.learner, "diagnostics", dict)())
 
+    def _late(self, played: int) -> int:
+        """How many of so many episodes were past the learner's horizon."""
+        return max(0, played - (self.horizon - self.first_update))
+
+    def _late_count(self) -> dict[str, Tensor]:
+        """Of a run that goes past the learner's horizon, how many of its episodes have."""
+        if not self._late(self.episodes):
+            return {}
+        return {PAST_HORIZON: torch.full((self.env.runs,), self._late(self.played), device=self.env.device)}
+
+    @property
+    def horizon(self) -> int:
+        """T, for which the learner was made; the length of the run where it does not say."""
+        return int(getattr(self.learner, "horizon", self.episodes + self.first_update))
+
     def record(self) -> tuple[dict[str, float], dict[str, float]]:
         """Close a logging point; returns its row and what else there is to say about it."""
         self.tracker.record(self.played)
@@ -150,7 +175,7 @@ class Session:
         speed = (self.played - self._lap[1]) / max(now - self._lap[0], 1e-9)
         self._lap = (now, self.played)
         self.rows.append(self._row())
-        self.extras.append({"Time/episodes_per_second": speed, WALL_TIME: time.time()})
+        self.extras.append({SPEED: speed, WALL_TIME: time.time()})
         return self.rows[-1], self.extras[-1]
 
     def _row(self) -> dict[str, float]:
@@ -165,6 +190,13 @@ class Session:
                 row[tag + HALF_WIDTH] = half
             if tag in OVER_ROOT:
                 row[OVER_ROOT[tag]] = mean / self.played**0.5
+        place = list(point)
+        unsafe = values[:, place.index("Regret/cumulative")].isnan() & ~values[:, place.index("Metrics/rho")].isnan()
+        row[NO_SAFE_POLICY] = float(unsafe.double().mean())
+        if self._late(self.episodes):
+            late = self._late(self.played) - self._late(self.last_point)
+            row[PAST_HORIZON] = late / max(1, self.played - self.last_point)
+        self.notices.at_point(row)
         for name, bound in self._bounds(torch.tensor([self.played], dtype=torch.float64)).items():
             row[f"Theory/{name}"] = float(bound[-1])
         return row
@@ -177,12 +209,26 @@ class Session:
             point.update({f"{tag}/{i}": cost for i, cost in enumerate(newest[name].unbind(-1))})
         return {**point, **self.diagnostics.close_window()}
 
+    @property
+    def points(self) -> list[int]:
+        """At which episodes the logging points so far are."""
+        points = list(range(self.log_every, self.played + 1, self.log_every))
+        return [*points, self.played] if self.completed and points[-1:] != [self.played] else points
+
+    def row_names(self) -> set[str]:
+        """What every logging point has, besides the learner's diagnostics."""
+        each = {f"{tag}/{i}" for tag in TAGS_BY_CONSTRAINT for i in range(self.env.constraints)}
+        bounds = {f"Theory/{name}" for name in self._bounds(torch.ones(1, dtype=torch.float64))}
+        return {"episode", *TAGS, *each, *(tag + HALF_WIDTH for tag in BANDED), *OVER_ROOT.values(), NO_SAFE_POLICY, *bounds}
+
     def state(self) -> dict[str, Any]:
         """All of it as plain data, with the axis of the runs in each entry: continuing from this is continuing."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         return {
-            **{name: getattr(self, name) for name in ("first_episode", "played", "seconds", "rows", "extras")},
+            **{name: getattr(self, name) for name in ("first_episode", "first_update", "played", "seconds", "rows", "extras")},
             **parts,
+            # attributes that define somebody's learner may also be its state: it is known by these as well, while in memory
+            "standing": json.dumps(self._config()) if has_attributes(self.config) and self.crew.size == 1 else "",
             "axes": {name: run_axes(part, parts[name]) for name, part in self._parts.items()},
         }
 
@@ -190,8 +236,10 @@ class Session:
         """Continue from what `state` returned."""
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
-        self.first_episode, self.played, self.seconds = state["first_episode"], state["played"], state["seconds"]
+        self.first_episode, self.first_update = state["first_episode"], state["first_update"]
+        self.played, self.seconds = state["played"], state["seconds"]
         self.rows, self.extras = list(state["rows"]), list(state["extras"])
+        self.config = json.loads(state["config"])
         self._lap = (time.monotonic(), self.played)
 
     def result(self) -> RunResult:
@@ -202,7 +250,7 @@ class Session:
             "safe_value": curves["comparator_reward"][:, -1] / self.last_point,
             "best_value": curves["best_reward"][:, -1] / self.last_point,
             "diagnostics": self.diagnostics.means(self.played),
-            "counts": self.diagnostics.counts(),
+            "counts": {**self.diagnostics.counts(), **self._late_count()},
             "seconds": self.seconds,
         }
         episodes = torch.tensor([int(row["episode"]) for row in self.rows])
@@ -215,23 +263,49 @@ class Session:
         )
 
     def _bounds(self, t: Tensor) -> dict[str, Tensor]:
-        """The theorems' bounds and the trivial one at episodes `t`, for the learner's own horizon and delta where it has them."""
+        """The trivial bound at episodes `t`, and those of the theorems that the learner says are its own (`theorems`)."""
         layout, m = self.env.layout, self.env.constraints
         horizon = int(getattr(self.learner, "horizon", self.episodes))
         delta = float(getattr(self.learner, "delta", DEFAULT_DELTA))
-        return {
-            "regret": theory.regret_bound(layout, horizon, delta, t),
-            "violation": theory.violation_bound(layout, m, horizon, delta, t),
-            "positive_violation": theory.positive_violation_bound(layout, m, horizon, delta, t),
-            "trivial": theory.trivial_bound(layout, t),
+        bounds = {
+            "regret": lambda: theory.regret_bound(layout, horizon, delta, t),
+            "violation": lambda: theory.violation_bound(layout, m, horizon, delta, t),
+            "positive_violation": lambda: theory.positive_violation_bound(layout, m, horizon, delta, t),
         }
+        own = getattr(self.learner, "theorems", ())
+        return {**{name: bound() for name, bound in bounds.items() if name in own}, "trivial": theory.trivial_bound(layout, t)}
+
+
+def _updates(learner: LearnerLike) -> int:
+    """How many episodes a learner has learned from, as far as it says."""
+    episode = getattr(learner, "episode", 0)
+    known = isinstance(episode, int) or (isinstance(episode, Tensor) and episode.numel() == 1 and episode.device.type != "meta")
+    return max(int(episode), 0) if known else 0
+
+
+def _keeps_state(part: object) -> bool:
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def _lacking(learner: LearnerLike, env: EnvironmentLike) -> str:
+    """What keeps a run of these from being continued, as a clause; empty where nothing does."""
+    wanted = "state_dict and load_state_dict"
+    for part in (learner, env):
+        if not _keeps_state(part):
+            return f"{type(part).__name__} has no {wanted}"
+    if isinstance(learner, nn.Module) and type(learner).state_dict is nn.Module.state_dict and not learner.state_dict():
+        return f"{type(learner).__name__} has nothing in its state_dict: register its state as buffers, or write {wanted}"
+    for process in (getattr(env, "rewards", None), getattr(env, "costs", None)):
+        found = None if process is None else stateless(process)
+        if found is not None:
+            return f"{type(found).__name__} changes and has no {wanted} of its own (it needs none where stationary is True)"
+    return ""
 
 
 def full_config(learner: LearnerLike, env: EnvironmentLike, episodes: int, log_every: int) -> dict[str, Any]:
     """Everything that determines the numbers of a run, as JSON holds it."""
-    own: dict[str, Any] = getattr(learner, "config", dict)()
     name = getattr(learner, "name", None) or type(learner).__name__
-    config = {"learner": {**own, "name": name}, "env": env.config(), "episodes": episodes, "log_every": log_every}
+    config = {"learner": {**config_of(learner), "name": name}, "env": env.config(), "episodes": episodes, "log_every": log_every}
     return {key: _plain(value) for key, value in config.items()}
 
 

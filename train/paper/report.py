@@ -60,13 +60,8 @@ def _of(outcome: Outcome, sequence: str) -> dict[str, tc.RunResult]:
 
 
 def _panel(family: str, results: Mapping[str, tc.RunResult], attribute: str, ylabel: str, bound: str) -> plotting.Panel:
-    first = next(iter(results.values()))
     curves = {label: (result.episodes, getattr(result, attribute)) for label, result in results.items()}
-    bounds = {
-        "trivial bound": (first.episodes, first.bounds["trivial"]),
-        "theorem's bound": (first.episodes, first.bounds[bound]),
-    }
-    return plotting.Panel(curves, ylabel, f"{family} constants", bounds)
+    return plotting.Panel(curves, ylabel, f"{family} constants", plotting.bounds_of(results, bound))
 
 
 def _summary(outcome: Outcome) -> list[dict[str, Any]]:
@@ -83,7 +78,7 @@ def _summary(outcome: Outcome) -> list[dict[str, Any]]:
         for name in ("rho", "alpha", "safe_value", "best_value"):
             row[name] = float(getattr(result, name).mean())
         for name in ("regret", "violation", "positive_violation"):
-            row[f"theorem_{name}"] = float(result.bounds[name][-1])
+            row[f"theorem_{name}"] = float(result.bounds[name][-1]) if name in result.bounds else None
         row["episodes_with_gamma"] = result.count("Learner/gamma_active")
         row["elastic_projections"] = result.count("Solver/elastic")
         row["infeasible_programs"] = result.count("Solver/infeasible")

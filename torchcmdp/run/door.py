@@ -1,0 +1,86 @@
+"""What a checkpoint is asked before a run continues from it: keys, types, counts that agree, and nothing lost in loading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from torchcmdp.errors import InvalidInput
+from torchcmdp.events import WALL_TIME
+from torchcmdp.identity import digest
+from torchcmdp.run.session import SPEED, Session
+
+# In the file beside a session's own state; what it says was compared before.
+BESIDE = ("format", "config", "standing")
+
+
+def enter(session: Session, state: Mapping[str, Any]) -> None:
+    """Continue from a checkpoint, or refuse it in one sentence.
+
+    A component knows best what fits it, and raises what it likes; what it takes must then come out of it as it went in.
+    """
+    check_counts(session, state)
+    _check_types("the checkpoint", state, {name: part for name, part in session.state().items() if name not in ("axes", *BESIDE)})
+    session.restore(state)
+    if int(session.env.episode) != session.first_episode + session.played:
+        raise InvalidInput(f"its simulator stands at episode {session.env.episode}, not {session.first_episode + session.played}.")
+    tags = session.diagnostics.tags  # which only ever grow
+    for row in session.rows:
+        own = [name for name in row if name not in session.row_names()]
+        if own != tags[: len(own)]:
+            raise InvalidInput(f"a row of its logging points has the diagnostics {own}; expected the first of {tags}.")
+    if [int(row["episode"]) for row in session.rows] != session.points:
+        raise InvalidInput(f"its logging points are not those of {session.played} episodes with one in {session.log_every}.")
+    for name, value in session.state().items():
+        if name not in BESIDE and digest(value) != digest(state[name]):
+            raise InvalidInput(f"what it holds for {name} is not what comes out when it is loaded.")
+
+
+def check_counts(session: Session, state: Mapping[str, Any]) -> None:
+    """The parts of a state that are the session's own."""
+    for name, least, most in (("played", 1, session.episodes), ("first_episode", 0, math.inf), ("first_update", 0, math.inf)):
+        value = state.get(name)
+        if type(value) is not int or not least <= value <= most:
+            raise InvalidInput(f"its {name} is {_brief(value)}; expected a whole number from {least} to {most}.")
+    seconds = state.get("seconds")
+    if type(seconds) is not float or not 0 <= seconds < math.inf:
+        raise InvalidInput(f"its seconds are {_brief(seconds)}; expected a number that is not negative.")
+    rows, extras = state.get("rows"), state.get("extras")
+    if not isinstance(rows, list) or not isinstance(extras, list) or len(rows) != len(extras):
+        raise InvalidInput(f"its rows are {_brief(rows)} and its extras {_brief(extras)}; expected two lists of one length.")
+    wanted = session.row_names()
+    before: set[str] = set()
+    for row, extra in zip(rows, extras, strict=True):
+        _check_numbers("a row", row, wanted | before)
+        _check_numbers("an extra", extra, {SPEED, WALL_TIME})
+        before = set(row)
+
+
+def _check_numbers(what: str, row: Any, wanted: set[str]) -> None:
+    if not isinstance(row, dict) or not wanted <= set(row):
+        missing = sorted(wanted - set(row)) if isinstance(row, dict) else wanted
+        raise InvalidInput(f"{what} of its logging points is {_brief(row)}, without {', '.join(sorted(missing)[:3])}.")
+    for name, value in row.items():
+        if type(value) is not float or not isinstance(name, str):
+            raise InvalidInput(f"{what} of its logging points has {_brief(value)} for {name}; expected a number.")
+
+
+def _check_types(name: str, value: Any, fresh: Any) -> None:
+    """Refuse what is of another kind than the same entry of a session that has just begun; there None may become anything."""
+    if fresh is None:
+        return
+    kinds: tuple[Any, ...] = (Tensor, Mapping, Real, str, list | tuple)
+    if not isinstance(value, next((kind for kind in kinds if isinstance(fresh, kind)), type(fresh))):
+        raise InvalidInput(f"{name} is {_brief(value)}; expected a {type(fresh).__name__}.")
+    for key in fresh if isinstance(fresh, Mapping) else ():
+        if key not in value:
+            raise InvalidInput(f"{name} has no {key}.")
+        _check_types(f"{name}'s {key}", value[key], fresh[key])
+
+
+def _brief(value: Any) -> str:
+    return repr(value)[:40] if isinstance(value, Real | str | None) else f"a {type(value).__name__}"

@@ -1,0 +1,65 @@
+"""What a run says once, of things that would otherwise show in no number, or only to those who know where to look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torchcmdp.errors import warn
+from torchcmdp.status import Status
+
+if TYPE_CHECKING:
+    from torchcmdp.run.session import Session
+
+# Tags: whether an episode was past the learner's horizon, and the share of the runs in which no policy is safe.
+PAST_HORIZON = "Learner/past_horizon"
+NO_SAFE_POLICY = "Metrics/no_safe_policy"
+
+
+class Notices:
+    """Warnings, each of them once a sitting.
+
+    Args:
+        silent: Say nothing, since another process does.
+    """
+
+    def __init__(self, silent: bool = False) -> None:
+        self._silent, self._said = silent, set[str]()
+
+    def at_start(self, session: Session) -> None:
+        """What can be known before an episode is played."""
+        before, last = session.first_update, session.first_update + session.episodes
+        name = type(session.learner).__name__
+        if last > session.horizon:
+            self._say(
+                PAST_HORIZON,
+                f"{name} was made for a horizon of {session.horizon} episodes, and this run ends with its episode {last}: what its "
+                f"confidence terms promise ends before; make it with horizon={last}. The tag {PAST_HORIZON} counts such episodes.",
+            )
+        if before and not session.played:
+            self._say(
+                "warm",
+                f"{name} has learned from {before} episodes before this run, which its curves do not show; make a new one, unless "
+                "that is what you want.",
+            )
+
+    def at_point(self, row: Mapping[str, float]) -> None:
+        """What a logging point shows."""
+        share = row[NO_SAFE_POLICY]
+        if share > 0:
+            self._say(
+                NO_SAFE_POLICY,
+                f"no policy is safe in {share:.3g} of the runs, whose regret is NaN, and so is its mean; loosen the costs, or look "
+                f"at the violations and the alpha-regret. The tag {NO_SAFE_POLICY} has the share.",
+            )
+        for status in (Status.MAX_ITERATIONS, Status.INVALID):
+            tag = f"Solver/{status.name.lower()}"
+            share = row.get(tag, 0.0)
+            if share > 0:
+                ended = f"of the solver's instances since the last logging point {share:.3g} ended with status {status.name}"
+                self._say(tag, f"{ended}: {status.advice} The tag {tag} counts them.")
+
+    def _say(self, key: str, sentence: str) -> None:
+        if key not in self._said and not self._silent:
+            warn(sentence)
+        self._said.add(key)
