@@ -26,6 +26,7 @@ SUMS_BY_CONSTRAINT = ("violation", "positive_violation", "realised_cost")
 CURVES = (
     *("regret", "anytime_regret", "alpha_regret", "violation", "positive_violation", "violation_by_constraint"),
     *("positive_violation_by_constraint", "comparator_reward", "best_reward", "episode_return", "episode_cost"),
+    "realised_violation",
 )
 
 
@@ -205,6 +206,11 @@ class Curves:
     def violation(self) -> Tensor:
         """V_t, the largest over the constraints of the sum of <g_t, q_t>, `(runs x points)`."""
         return worst_constraint(self.violation_by_constraint)
+
+    @property
+    def realised_violation(self) -> Tensor:
+        """The largest over the constraints of the costs met along the paths walked, `(runs x points)`."""
+        return worst_constraint(self.realised_cost)
 
     @property
     def positive_violation(self) -> Tensor:

@@ -20,7 +20,8 @@ from train.paper.experiment import Job, Outcome, play
 from train.paper.presets import PRESETS
 from train.program import Count, bar, choose, experiment_folder, interrupted, parse
 
-EPISODES, QUICK_EPISODES = 10_000, 300
+EPISODES, QUICK_EPISODES = 10_000, 100
+INSTANCES, QUICK_INSTANCES = 20, 3
 
 
 @dataclass
@@ -39,11 +40,12 @@ class Options:
       tensorboard --logdir runs/paper
     """
 
-    episodes: Count | None = None  # Episodes of every run; 10,000 by default, 300 with --quick.
-    runs: Count = 10  # Independent runs of every learner; the intervals are over them.
+    episodes: Count | None = None  # Episodes of every run; 10,000 by default, 100 with --quick.
+    instances: Count | None = None  # Random CMDPs of every experiment; 20 by default, 3 with --quick. Verdicts are over them.
+    runs: Count = 3  # Independent runs of every learner on each instance.
     jobs: Count | None = None  # Processes that share the experiments; one a core by default.
     quick: bool = False
-    """Few episodes of everything, into LOGDIR/NAME-quick: to see that all of it works, not to believe its numbers."""
+    """Few episodes on few instances, into LOGDIR/NAME-quick: to see that all of it works, not to believe its numbers."""
     name: str = "paper"  # Folder of the experiments inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
     fresh: bool = False  # Forget what the folders hold and start over.
@@ -53,12 +55,14 @@ def main(arguments: Sequence[str]) -> int:
     """Run the experiments; returns the exit code."""
     names, rest = _names(arguments)
     options = parse(Options, rest, prog="python -m train paper")
-    if options.runs < 2:
-        raise InvalidInput("--runs is 1; the report needs intervals over runs, and so at least 2.")
+    instances = options.instances or (QUICK_INSTANCES if options.quick else INSTANCES)
+    for option, value in (("--runs", options.runs), ("--instances", instances)):
+        if value < 2:
+            raise InvalidInput(f"{option} is 1; the report needs intervals over {option[2:]}, and so at least 2.")
     folder = experiment_folder(options.logdir, f"{options.name}-quick" if options.quick else options.name)
     episodes = options.episodes or (QUICK_EPISODES if options.quick else EPISODES)
     jobs = [
-        Job(name, family, episodes, options.runs, folder / name, options.fresh)
+        Job(name, family, episodes, instances, options.runs, folder / name, options.fresh)
         for name in names
         for family in PRESETS[name].families
     ]
@@ -71,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         write_experiment(folder / name, [outcome for outcome in outcomes if outcome.job.preset == name])
     command = " ".join(["python -m train paper", *arguments])
     report = folder / ("report.md" if len(names) == len(PRESETS) else "report-partial.md")  # a part never replaces the whole
-    print(write_report(report, outcomes, command))
+    print(write_report(report, outcomes, command, INSTANCES))
     print(f"\nReport: {report}; figures and tables: {folder}/<experiment>/; TensorBoard: tensorboard --logdir {folder}")
     return 0
 
