@@ -54,9 +54,8 @@ def play(runs: int, episodes: int, warmup: int, seed: int, projection: str) -> d
     tracker = tc.Tracker(env)
     parts: dict[str, float] = defaultdict(float)
     for method, part in (
-        ("_estimate_loss", "upper occupancy"),
+        ("observe", "upper occupancy"),
         ("_count", "counts and costs"),
-        ("_estimate_costs", "counts and costs"),
         ("safe_set", "safe set"),
         ("_project", "projection"),
     ):

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -18,7 +19,7 @@ import torchcmdp as tc
 from torchcmdp.errors import InvalidInput, TorchCMDPError
 from train.paper.experiment import Job, Outcome, play
 from train.paper.presets import PRESETS
-from train.program import Count, bar, choose, experiment_folder, interrupted, parse
+from train.program import Count, bar, choose, experiment_folder, interrupted, on_terminal, parse
 
 EPISODES, QUICK_EPISODES = 10_000, 100
 INSTANCES, QUICK_INSTANCES = 20, 3
@@ -163,6 +164,15 @@ _counter: Any = None
 def _become_worker(counter: Any) -> None:
     global _counter
     _counter = counter
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """A worker whose parent was killed has nobody to play for, and would keep its folder from whoever continues."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)  # the checkpoints are whole at any moment
 
 
 def _work(job: Job) -> Outcome:
@@ -175,7 +185,7 @@ def _count(episodes: int) -> None:
 
 
 class Progress:
-    """How much is done and how long the rest will take: a bar on a terminal, a line a finished experiment elsewhere.
+    """How much is done and how long the rest will take: a bar on a terminal; elsewhere a line now and then, and one an experiment.
 
     Args:
         jobs: All that is to be played.
@@ -195,14 +205,15 @@ class Progress:
     def show(self) -> None:
         """Bring the bar up to date; what was read from disk counts when its job is done."""
         played = self._played if self._counter is None else self._counter.value
-        self._bar.update(max(min(max(played, self._done), self._total) - self._bar.n, 0))
+        now = min(max(played, self._done), self._total)
+        self._bar.update(max(now - self._bar.n, 0))
 
     def finished(self, job: Job) -> None:
         """A job is done."""
         self._done += job.total
         self._bar.set_postfix_str(f"{job.preset}, {job.family}", refresh=False)
         self.show()
-        if self._bar.disable:
+        if not on_terminal():
             elapsed = time.monotonic() - self._started
             left = elapsed * (self._total - self._done) / self._done
             words = f"{job.preset}, {job.family} constants: done after {elapsed:,.0f} s, about {left:,.0f} s left"

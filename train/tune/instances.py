@@ -52,12 +52,12 @@ class Instances:
                 "breaking a constraint pays."
             )
 
-    def environment(self, instances: Tensor, seed: int) -> tc.Simulator:
-        """A fresh simulator in which every run plays its own instance."""
+    def environment(self, instances: Tensor, seed: int, distinct_runs: int | None = None) -> tc.Simulator:
+        """A fresh simulator in which every run plays its own instance; blocks of `distinct_runs` share their random numbers."""
         P, r, g = (x[instances] for x in (self.cmdp.transitions, self.cmdp.rewards, self.cmdp.costs))
         cmdp = tc.LayeredCMDP(self.cmdp.layout, P, r, g)
         costs = tc.Switching([self.before[instances], self.after[instances]], [self.change], noise="bernoulli", low=-1)
-        return tc.Simulator(cmdp, tc.Bernoulli(r), costs, runs=len(instances), seed=seed)
+        return tc.Simulator(cmdp, tc.Bernoulli(r), costs, runs=len(instances), seed=seed, distinct_runs=distinct_runs)
 
     def study(self, horizon: int, weight: float, delta: float) -> Study:
         """WC-OPS on all of these instances."""

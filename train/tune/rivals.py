@@ -17,7 +17,7 @@ from train.tune.evaluate import stage
 from train.tune.instances import Instances, make_instances
 
 SCALES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-STEPS = (1.0, 3.0, 10.0, 30.0)
+STEPS = (1.0, 3.0, 10.0, 30.0, 100.0)
 # By learner, what is tried, every combination: multiples of its radii and bonuses, of its steps, and the modes of its radii. These
 # vary from run to run within a batch; a mode is a batch of its own.
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
@@ -79,7 +79,7 @@ def search(options: Options, training: Instances, key: str, grid: Mapping[str, S
     found = []
     for value in values:
         which = torch.arange(len(training.kinds)).repeat(len(points))
-        env = training.environment(which, options.seed)
+        env = training.environment(which, options.seed, len(training.kinds))
         per_run = {name: torch.tensor([point[name] for point in points], dtype=torch.float64) for name in dict(rest)}
         constants = {name: tensor.repeat_interleave(len(training.kinds)) for name, tensor in per_run.items()}
         own = settings(key, {mode: value, **constants}, env.cmdp)
