@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.comparators import Comparators, check_entry, stacked
-from torchcmdp.errors import InvalidInput, check_delta
+from torchcmdp.errors import InvalidInput, brief, check_delta, check_tensor
 from torchcmdp.occupancy import expected_value, pair_occupancy_of
 from torchcmdp.planning import alpha_of
 from torchcmdp.protocols import Axes, EnvironmentLike
@@ -52,6 +52,9 @@ def mean_and_interval(x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
         level: Confidence level, in (0, 1).
     """
     check_delta(level, "level")
+    check_tensor("x", x, axes=1)
+    if not x.is_floating_point() or not len(x):
+        raise InvalidInput(f"x is {brief(x)}; it must hold floating-point numbers of at least one run.")
     runs = x.shape[0]
     if runs < 2:
         return x.mean(0), torch.full_like(x[0], torch.nan)
@@ -72,6 +75,12 @@ def growth_exponent(episodes: Tensor, curve: Tensor, level: float = 0.95) -> tup
         curve: `(runs x points)`.
         level: Confidence level of the interval.
     """
+    check_tensor("episodes", episodes, axes=1)
+    check_tensor("curve", curve, axes=2)
+    if episodes.shape != curve.shape[1:] or not curve.is_floating_point() or episodes.device != curve.device or not len(curve):
+        raise InvalidInput(
+            f"episodes is {brief(episodes)} and curve {brief(curve)}; expected (points,) and floating-point (runs x points)."
+        )
     half = curve.shape[-1] // 2
     t, y = episodes[half:].to(curve), curve[:, half:]
     used = y > 0

@@ -22,9 +22,9 @@ RIVALS_COMMAND = "python -m train tune rivals"
 # instances drawn by the same rule, with the same horizon and objective. `radii` is the best of the three modes.
 TUNED: Mapping[str, Mapping[str, Any]] = {
     "wc-ops": PRACTICAL_SCALES,
-    "opt-cmdp": {"scale": 0.01, "radii": "matched"},
-    "opt-primal-dual": {"scale": 0.1, "steps": 10.0},
-    "pdb-ps": {"scale": 0.1, "steps": 10.0},
+    "opt-cmdp": {"scale": 0.03, "radii": "published"},
+    "opt-primal-dual": {"scale": 0.03, "steps": 30.0},
+    "pdb-ps": {"scale": 1.0, "steps": 10.0},
     "greedy": {},
 }
 

@@ -43,6 +43,7 @@ class Options:
     horizon: Count = 1000  # Episodes of a run.
     weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
     instances: Count = 4  # Seeds of the training instances, each with stochastic and with changing costs.
+    runs: Count = 4  # Of every combination on each instance; all combinations meet the same random numbers.
     widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
     actions: Count = 3  # Actions in each state.
     constraints: Count = 2  # Safety constraints.
@@ -68,7 +69,10 @@ def main(arguments: Sequence[str]) -> int:
             numbers = [f"{point[name]:,.3f}" for name in ("objective", "regret", "positive violation")]
             rows.append([LEARNERS[key].name, constants, *numbers, "best" if point is best else ""])
     text = table(["learner", "constants", "objective", "regret", "positive violation", ""], rows)
-    publish(folder / "report.md", f"The best three of every grid; means over {len(training.kinds)} instances.\n\n{text}")
+    publish(
+        folder / "report.md",
+        f"The best three of every grid; means over {len(training.kinds)} instances, {options.runs} runs each.\n\n{text}",
+    )
     return 0
 
 
@@ -78,10 +82,11 @@ def search(options: Options, training: Instances, key: str, grid: Mapping[str, S
     points = [dict(zip(dict(rest), combination, strict=True)) for combination in itertools.product(*dict(rest).values())]
     found = []
     for value in values:
-        which = torch.arange(len(training.kinds)).repeat(len(points))
-        env = training.environment(which, options.seed, len(training.kinds))
+        block = len(training.kinds) * options.runs
+        which = torch.arange(len(training.kinds)).repeat(options.runs * len(points))
+        env = training.environment(which, options.seed, block)
         per_run = {name: torch.tensor([point[name] for point in points], dtype=torch.float64) for name in dict(rest)}
-        constants = {name: tensor.repeat_interleave(len(training.kinds)) for name, tensor in per_run.items()}
+        constants = {name: tensor.repeat_interleave(block) for name, tensor in per_run.items()}
         own = settings(key, {mode: value, **constants}, env.cmdp)
         size = (env.cmdp.layout, env.cmdp.constraints, options.horizon, options.delta, env.runs)
         result = tc.run(LEARNERS[key](*size, **own), env, options.horizon, progress=False)
@@ -94,6 +99,6 @@ def search(options: Options, training: Instances, key: str, grid: Mapping[str, S
             "positive violation": unsafe,
         }
         for j, point in enumerate(points):
-            rows = slice(j * len(training.kinds), (j + 1) * len(training.kinds))
+            rows = slice(j * block, (j + 1) * block)
             found.append({mode: value, **point, **{name: float(x[rows].mean()) for name, x in measures.items()}})
     return found
