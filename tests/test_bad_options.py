@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 import torchcmdp as tc
 from train.__main__ import COMMANDS, main
 from train.bench import BENCHMARKS
-from train.program import spelled
+from train.program import bar, in_options, spelled
 from train.tune import STUDIES
 
 ROOT = Path(__file__).parents[1]
@@ -77,8 +78,7 @@ def command_cases() -> Iterator[tuple[tuple[str, ...], str, list[str]]]:
         for field in dataclasses.fields(options):
             for values in bad_values(field.name, types[field.name]):
                 yield program, spelled(field.name), values
-            may_be_empty = field.name == "front" or (typing.get_origin(types[field.name]) is tuple and not field.default)
-            if types[field.name] is not bool and not may_be_empty:
+            if types[field.name] is not bool and field.name != "front":
                 yield program, spelled(field.name), []
         yield program, "--nonsense", []
 
@@ -116,6 +116,55 @@ def test_a_bad_option_gets_one_sentence_and_code_2(program, option, values, tmp_
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and captured.err.strip()[-1] in ".?"
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--learner", "uob-reps", "--bonus-scale", "0.5"], "--bonus-scale is not a setting of uob-reps, which takes --eta"),
+        (["--learner", "uob-reps", "--threshold-scale", "1.0"], "--threshold-scale is not a setting of uob-reps"),
+        (["--learner", "greedy", "--radius-scale", "1.0"], "--radius-scale is not a setting of greedy"),
+        (["--learner", "pdb-ps", "--bonus-scale=1"], "--bonus-scale is not a setting of pdb-ps"),
+        (["--env", "FrozenLake-v1", "--actions", "3"], "--actions belongs to --env random"),
+        (["--constraints", "-1"], "--constraints is -1;"),
+        (["--widths", "2", "1"], "--widths "),
+        (["sweep", "--eta", "0.1", "--constraints", "-1"], "--constraints is -1;"),
+        (["sweep", "--eta"], "--eta got no value; expected numbers separated by spaces."),
+        (["--runs", "10000000"], "--runs is 10,000,000; so many runs take about"),
+        (["--runs", "10000000"], "GiB, and this device has"),
+    ],
+)
+def test_a_sentence_is_about_the_option(arguments, words, tmp_path, capsys, no_work) -> None:
+    assert main([*arguments, "--logdir", str(tmp_path)]) == 2
+    complaint = capsys.readouterr().err
+    assert words in complaint and complaint.count("\n") == 1 and not re.search(r"(scale|bonus|radius)_", complaint)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_setting_of_the_library_that_is_refused_is_refused_as_an_option() -> None:
+    """Whatever argument a learner complains about, the command line names the option."""
+    for name in ("bonus_scale", "radius_scale", "eta", "gamma", "threshold_scale", "cap_scale"):
+        with pytest.raises(tc.InvalidInput) as caught:
+            tc.WCOPS(tc.Layout((1, 1), 2), 1, 10, **{name: -1.0})
+        assert in_options(str(caught.value), module_of(("run",)).Options).startswith(f"{spelled(name)} contains -1.0;")
+    assert in_options("isolated eta is odd.", module_of(("run",)).Options) == "isolated eta is odd."
+
+
+def test_progress_is_told_where_there_is_no_terminal(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("train.program.SILENCE", 0.02)
+    assert main(["--episodes", "60", "--runs", "2", "--widths", "1", "2", "1", "--logdir", str(tmp_path)]) == 0
+    told = re.findall(r"^WC-OPS: (\d+) of 60 episodes, about \d+ s left$", capsys.readouterr().err, re.MULTILINE)
+    assert told and [int(n) for n in told] == sorted(map(int, told))
+
+
+def test_a_bar_becomes_lines_where_there_is_no_terminal(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("train.program.SILENCE", 0.02)
+    for _ in bar(range(20), "working"):
+        time.sleep(0.01)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(re.fullmatch(r"working: \d+ of 20, [\d:]+ gone, [\d:?]+ left", line) for line in lines)
+    monkeypatch.setattr("train.program.SILENCE", 10.0)
+    assert list(bar(range(3), "short")) == [0, 1, 2] and capsys.readouterr().err == ""
 
 
 def test_programs_start_when_their_options_are_good(tmp_path, monkeypatch, no_work) -> None:

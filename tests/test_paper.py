@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import csv
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,55 +16,107 @@ import pytest
 import torch
 
 import torchcmdp as tc
+from torchcmdp.folder import RunFolder
+from train import paper
 from train.__main__ import main
-from train.paper import claims, experiment, presets, simplex
+from train.paper import claims, experiment, presets, report, simplex
 from train.paper.claims import FAILS, HOLDS, UNDECIDED
 
-T, L, RUNS = 1000, 4, 10
+T, L, INSTANCES, RUNS = 1000, 4, 10, 2
 EPISODES = torch.arange(10, T + 1, 10)
 
 
+def curve(end: float, spread: float = 0.0, exponent: float = 0.5) -> torch.Tensor:
+    """c t^exponent, ending at `end`, give or take `spread` over the instances."""
+    ends = end + spread * torch.linspace(-1, 1, INSTANCES, dtype=torch.float64)
+    return (ends[:, None] * (EPISODES.double() / T) ** exponent).repeat_interleave(RUNS, 0)
+
+
 def result(end: float, spread: float = 0.0, exponent: float = 0.5, **more: Any) -> Any:
-    """A run whose curves are all c t^exponent and end at `end`, give or take `spread` over the runs."""
-    ends = end + spread * torch.linspace(-1, 1, RUNS, dtype=torch.float64)
-    curve = ends[:, None] * (EPISODES.double() / T) ** exponent
+    """A run whose curves are all c t^exponent and end at `end`, give or take `spread` over the instances."""
     names = ("regret", "alpha_regret", "violation", "positive_violation")
-    return SimpleNamespace(episodes=EPISODES, bounds={"trivial": L * EPISODES.double()}, **{**dict.fromkeys(names, curve), **more})
+    curves = {**dict.fromkeys(names, curve(end, spread, exponent)), **more}
+    return SimpleNamespace(episodes=EPISODES, bounds={"trivial": L * EPISODES.double()}, **curves)
+
+
+def verdicts(setting: str, **results: Any) -> dict[str, str]:
+    labels = {"wcops": "WC-OPS", "optcmdp": "OptCMDP, matched radii", "opd": "OptPrimalDual", "greedy": "Greedy"}
+    rows = claims._claims(setting, {labels[name]: value for name, value in results.items()}, INSTANCES)
+    return {name: decided for name, _, decided in rows}
 
 
 def verdict(setting: str, claim: str, **results: Any) -> str:
-    labels = {"wcops": "WC-OPS", "optcmdp": "OptCMDP", "opd": "OptPrimalDual", "greedy": "Greedy"}
-    rows = claims._claims(setting, {labels[name]: value for name, value in results.items()})
-    return next(decided for name, _, decided in rows if name.endswith(claim))
+    return next(decided for name, decided in verdicts(setting, **results).items() if name.endswith(claim))
 
 
-def test_lower_means_an_interval_below_zero() -> None:
-    claim = "violation lower than OptCMDP's"
-    assert verdict("stochastic", claim, wcops=result(100), optcmdp=result(200)) == HOLDS
+MARGIN = claims.MARGIN * L * T
+
+
+def test_lower_means_an_interval_below_the_margin() -> None:
+    claim = "violation lower than OptCMDP's, matched radii"
+    assert verdict("stochastic", claim, wcops=result(0), optcmdp=result(MARGIN + 1)) == HOLDS
+    assert verdict("stochastic", claim, wcops=result(0), optcmdp=result(MARGIN - 1)) == FAILS
     assert verdict("stochastic", claim, wcops=result(200), optcmdp=result(100)) == FAILS
-    noisy = result(100)
-    noisy.violation = noisy.violation + 200 * torch.linspace(-1, 1, RUNS, dtype=torch.float64)[:, None]
-    assert verdict("stochastic", claim, wcops=noisy, optcmdp=result(110)) == UNDECIDED
+    noisy = result(0, violation=curve(0, 200))
+    assert verdict("stochastic", claim, wcops=noisy, optcmdp=result(MARGIN)) == UNDECIDED
     assert verdict("stochastic", claim, wcops=result(float("nan")), optcmdp=result(1)) == UNDECIDED
 
 
-def test_comparable_allows_a_margin_above_and_similar_on_both_sides() -> None:
-    margin = claims.MARGIN * L * T
-    assert verdict("stochastic", "regret comparable to OptCMDP's", wcops=result(margin - 1), optcmdp=result(0)) == HOLDS
-    assert verdict("stochastic", "regret comparable to OptCMDP's", wcops=result(margin + 1), optcmdp=result(0)) == FAILS
-    assert verdict("stochastic", "regret comparable to OptCMDP's", wcops=result(-3 * margin), optcmdp=result(0)) == HOLDS
-    assert verdict("adversarial", "violation similar to Greedy's", wcops=result(-3 * margin), greedy=result(0)) == FAILS
+def test_comparable_allows_the_same_margin_above_and_similar_on_both_sides() -> None:
+    claim, safe = "regret comparable to OptCMDP's, matched radii", {"positive_violation": curve(0)}
+    assert verdict("stochastic", claim, wcops=result(MARGIN - 1, **safe), optcmdp=result(0)) == HOLDS
+    assert verdict("stochastic", claim, wcops=result(MARGIN + 1, **safe), optcmdp=result(0)) == FAILS
+    assert verdict("stochastic", claim, wcops=result(-3 * MARGIN, **safe), optcmdp=result(0)) == HOLDS
+    assert verdict("adversarial", "violation similar to Greedy's", wcops=result(-3 * MARGIN), greedy=result(0)) == FAILS
     assert verdict("adversarial", "violation similar to Greedy's", wcops=result(5), greedy=result(0)) == HOLDS
 
 
-def test_growth_is_judged_by_its_exponent() -> None:
-    claim = "regret grows like sqrt(t)"
-    assert verdict("stochastic", claim, wcops=result(50, exponent=0.5)) == HOLDS
-    assert verdict("stochastic", claim, wcops=result(50, exponent=1.0)) == FAILS
-    assert verdict("stochastic", claim, wcops=result(-50, exponent=1.0)) == HOLDS
-    uneven = result(50)
-    uneven.regret = 50 * (EPISODES.double() / T) ** torch.linspace(0.2, 1.2, RUNS, dtype=torch.float64)[:, None]
-    assert verdict("stochastic", claim, wcops=uneven) == UNDECIDED
+@pytest.mark.parametrize("word", ["regret comparable to OptCMDP's, matched radii", "regret lower than OptPrimalDual's"])
+def test_regret_counts_only_where_the_violation_is_not_worse(word: str) -> None:
+    rivals = {name: result(100, positive_violation=curve(50)) for name in ("optcmdp", "opd")}
+    low = curve(-100)
+    assert verdict("stochastic", word, wcops=result(0, regret=low, positive_violation=curve(50)), **rivals) == HOLDS
+    assert verdict("stochastic", word, wcops=result(0, regret=low, positive_violation=curve(60, 100)), **rivals) == HOLDS
+    assert verdict("stochastic", word, wcops=result(0, regret=low, positive_violation=curve(60, 1)), **rivals) == FAILS
+    unknown = result(0, regret=low, positive_violation=curve(float("nan")))
+    assert verdict("stochastic", word, wcops=unknown, **rivals) == UNDECIDED
+
+
+@pytest.mark.parametrize("setting", ["stochastic", "adversarial-reward", "adversarial"])
+def test_who_ignores_the_constraints_holds_nothing(setting: str) -> None:
+    """Regret -0.3 t and violation t, against rivals of no regret and no violation."""
+    unsafe = {name: curve(T, exponent=1.0) for name in ("violation", "positive_violation")}
+    learner = result(-0.3 * T, exponent=1.0, **unsafe)
+    found = verdicts(setting, wcops=learner, optcmdp=result(0), opd=result(0), greedy=result(0))
+    assert len(found) >= 4 and set(found.values()) == {FAILS}
+
+
+def test_growth_is_judged_by_its_exponent_and_never_without_the_violation() -> None:
+    claim, safe = "regret grows like sqrt(t)", {"positive_violation": curve(50)}
+    assert verdict("stochastic", claim, wcops=result(50, exponent=0.5, **safe)) == HOLDS
+    assert verdict("stochastic", claim, wcops=result(50, exponent=1.0, **safe)) == FAILS
+    assert verdict("stochastic", claim, wcops=result(-50, exponent=1.0, **safe)) == HOLDS
+    assert verdict("stochastic", claim, wcops=result(50, positive_violation=curve(50, exponent=1.0))) == FAILS
+    exponents = torch.linspace(0.2, 1.2, INSTANCES, dtype=torch.float64).repeat_interleave(RUNS)
+    uneven = 50 * (EPISODES.double() / T) ** exponents[:, None]
+    assert verdict("stochastic", claim, wcops=result(50, regret=uneven)) == UNDECIDED
+    assert verdict("stochastic", claim, wcops=result(50, positive_violation=uneven)) == UNDECIDED
+
+
+def test_intervals_are_over_instances_and_beside_them_over_runs() -> None:
+    """Ten instances that differ, whose two runs do not: their interval is that of ten numbers; and the other way round."""
+    instances = torch.linspace(0, 9, INSTANCES, dtype=torch.float64)
+    same = instances.repeat_interleave(RUNS)
+    assert claims.interval(same, INSTANCES) == f"4.5 +- {float(tc.mean_and_interval(instances)[1]):.1f} (0.0)"
+    runs = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    assert claims.interval(runs.repeat(INSTANCES), INSTANCES) == f"2.0 +- 0.0 ({float(tc.mean_and_interval(runs)[1]):.1f})"
+
+
+def test_a_rival_is_met_with_every_mode_of_its_radii() -> None:
+    labels = [player.name for player in presets.PRESETS["stochastic-1"].players_of("small")]
+    found = [name for name, *_ in claims._claims("stochastic", {label: result(1) for label in labels}, INSTANCES)]
+    for mode in ("matched", "published", "literal"):
+        assert {f"regret comparable to OptCMDP's, {mode} radii", f"violation lower than OptCMDP's, {mode} radii"} <= set(found)
 
 
 def test_convergence_needs_less_at_the_end_than_at_the_beginning() -> None:
@@ -104,39 +161,70 @@ def inside(point: np.ndarray, polygon: np.ndarray) -> bool:
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_instance_binds_and_every_process_fits(name: str) -> None:
     preset = presets.PRESETS[name]
-    cmdp = presets.instance(preset)
+    cmdp, seeds = presets.instances(preset, 3)
     optimum = tc.safe_optimum(cmdp)
-    assert optimum.feasible and optimum.value < tc.unconstrained_optimum(cmdp).value - 1e-3
-    env = tc.Simulator(cmdp, *presets.processes(preset, cmdp, 30), runs=2)
+    assert optimum.feasible.all() and (optimum.value < tc.unconstrained_optimum(cmdp).value - 9e-4).all()
+    assert len(set(seeds)) == 3 and torch.equal(cmdp[0].rewards, presets.instance(preset, seeds[0]).rewards)
+    env = tc.Simulator(presets.spread(cmdp, 2), *presets.processes(preset, cmdp, seeds, 30, 2), runs=6)
     env.rollout(tc.uniform_policy(cmdp.layout))
+    assert torch.equal(env.cmdp.costs[4], env.cmdp.costs[5]) and torch.equal(env.cmdp.costs[4], cmdp.costs[2])
     if preset.costs == "switching":
         later = env.costs._blocks[1]
-        assert tc.slater_gap(cmdp, later) >= -1e-9 and not torch.equal(later, cmdp.costs)
+        assert (tc.slater_gap(env.cmdp, later) >= -1e-9).all() and not torch.equal(later, env.cmdp.costs)
 
 
-def test_families_scale_every_learner_that_has_widths() -> None:
+def test_the_design_has_twenty_instances_and_no_two_experiments_share_one() -> None:
+    assert paper.INSTANCES >= 20
+    seeds = [seed for p in presets.PRESETS.values() if p.setting != "waking" for seed in presets.instances(p, 20)[1]]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_families_scale_every_learner_that_has_radii() -> None:
     preset = presets.PRESETS["stochastic-1"]
-    cmdp = presets.instance(preset)
-    both = ("bonus_scale", "radius_scale")
-    scaled = [(presets.WC_OPS, both), (presets.OPT_CMDP, both), (presets.PRIMAL_DUAL, both), (presets.PDB_PS, both[1:])]
+    cmdp = presets.spread(presets.instances(preset, 2)[0], 1)
+    both = {"bonus_scale": 1.0, "radius_scale": 1.0}
+    layers, width = cmdp.layout.layers, cmdp.layout.width
+    # OptPrimalDual's bonus is L times the sum over the successors, and its radii are divided by as much
+    scaled = [(presets.WC_OPS, both), *((player, both) for player in presets.OPT_CMDP[:3])]
+    scaled += [
+        (presets.PRIMAL_DUAL, {"bonus_scale": 1.0, "radius_scale": 1 / (layers * width)}),
+        (presets.PDB_PS, {"radius_scale": 1.0}),
+    ]
     for player, scales in scaled:
-        theory, practical = (presets.learner(player, preset, cmdp, family, 50, 2).config() for family in presets.FAMILIES)
-        for scale in scales:
-            assert (theory[scale], practical[scale]) == (1.0, 0.1)
-    plain, tuned = (presets.learner(player, preset, cmdp, "practical", 50, 2) for player in (presets.WC_OPS, presets.TUNED))
-    assert tuned.config() == tc.WCOPS.practical(cmdp.layout, 1, 50, presets.DELTA, 2).config() != plain.config()
-    assert plain.config() == tc.WCOPS(cmdp.layout, 1, 50, presets.DELTA, 2, bonus_scale=0.1, radius_scale=0.1).config()
-    assert presets.TUNED not in preset.players_of("theory") and presets.TUNED in preset.players_of("practical")
+        for family, scale in presets.SCALES.items():
+            config = presets.learner(player, cmdp, family, 50).config()
+            assert {name: config[name] for name in scales} == pytest.approx({name: scale * x for name, x in scales.items()})
+    assert 0.01 <= presets.SCALES["small"] <= 0.03
+    tuned = presets.learner(presets.WC_OPS, cmdp, "tuned", 50)
+    assert tuned.config() == tc.WCOPS.practical(cmdp.layout, 1, 50, presets.DELTA, 2).config()
+    modes = [presets.learner(player, cmdp, "small", 50).config()["radii"] for player in presets.OPT_CMDP[:3]]
+    assert modes == ["matched", "published", "literal"]
+    # every rival that has constants plays with tuned ones where WC-OPS does
+    assert {p.key for p in preset.players_of("tuned")} == {"wc-ops", "opt-cmdp", "opt-primal-dual", "pdb-ps"}
+
+
+@pytest.mark.parametrize("family", presets.FAMILIES)
+def test_optprimaldual_moves_in_every_family(family: str) -> None:
+    """With WC-OPS's radii its values are cut off alike in all pairs, and it plays at random for ever."""
+    preset = presets.PRESETS["stochastic-1"]
+    cmdp = presets.instances(preset, 2)[0]
+    learner: Any = presets.learner(presets.PRIMAL_DUAL, cmdp, family, 2000)
+    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=2)
+    for _ in range(400):
+        learner.update(env.rollout(learner.policy))
+    assert (learner.policy - tc.uniform_policy(cmdp.layout)).abs().max() > 0.02
 
 
 def test_command_plays_reports_and_reads_back(tmp_path, capsys) -> None:
     names = ["adversarial-1", "simplex-1"]
-    arguments = ["paper", *names, "--episodes", "12", "--runs", "2", "--jobs", "1", "--logdir", str(tmp_path)]
+    size = ["--episodes", "12", "--instances", "2", "--runs", "2"]
+    arguments = ["paper", *names, *size, "--jobs", "1", "--logdir", str(tmp_path)]
     assert main(arguments) == 0
     printed, folder = capsys.readouterr(), tmp_path / "paper"
     report = (folder / "report-partial.md").read_text()
     assert "the policies converge to the safe set" in printed.out and "adversarial rewards and costs: alpha-regret" in report
     assert "about 0 s left" in printed.err
+    assert "These are 2 instances, where the design asks for 20" in report
     for name in names:
         figures = {path.name for path in (folder / name).glob("*.png")}
         assert {"regret.png", "violation.png", "positive_violation.png"} <= figures
@@ -158,16 +246,31 @@ def test_command_plays_reports_and_reads_back(tmp_path, capsys) -> None:
     assert {path: path.read_bytes() for path in folder.rglob("*.csv")} == before
 
 
+def test_the_report_names_modes_and_both_readings_of_the_violation(tmp_path) -> None:
+    job = experiment.Job("stochastic-1", "small", 12, 2, 2, tmp_path, False)
+    outcome = experiment.play(job)
+    result = outcome.results[experiment.OWN, "WC-OPS"]
+    assert not torch.equal(result.realised_violation, result.violation)
+    report_of = report.write_report(tmp_path / "report.md", [outcome], "a command", 20)
+    text = (tmp_path / "report.md").read_text()
+    assert "OptCMDP's, literal radii" in report_of and "of realised costs" in text
+    assert claims.interval(result.realised_violation[:, -1], 2) in text
+    report.write_experiment(tmp_path / "figures", [outcome])
+    row = next(csv.DictReader(open(tmp_path / "figures" / "summary.csv")))
+    assert float(row["realised_violation"]) == pytest.approx(float(result.realised_violation[:, -1].mean()))
+    # every bit of a summary follows from the seeds
+    assert "seconds" not in row
+
+
 def test_interrupted_experiments_say_so_and_go_on(tmp_path, capsys, monkeypatch) -> None:
-    arguments = ["paper", "simplex-1", "--episodes", "30", "--runs", "2", "--jobs", "1", "--logdir", str(tmp_path)]
-    whole = experiment.play(experiment.Job("simplex-1", "theory", 30, 2, tmp_path / "whole", False))
+    size = ["--episodes", "30", "--instances", "2", "--runs", "2"]
+    arguments = ["paper", "simplex-1", *size, "--jobs", "1", "--logdir", str(tmp_path)]
+    whole = experiment.play(experiment.Job("simplex-1", "theory", 30, 2, 2, tmp_path / "whole", False))
     rollout = experiment.WatchedSimulator.rollout
 
     def interrupted(self: Any, policy: torch.Tensor) -> Any:
         if self.episode == 17:
             monkeypatch.setattr(experiment.WatchedSimulator, "rollout", rollout)
-            import signal
-
             signal.raise_signal(signal.SIGINT)
         return rollout(self, policy)
 
@@ -175,9 +278,59 @@ def test_interrupted_experiments_say_so_and_go_on(tmp_path, capsys, monkeypatch)
     assert main(arguments) == 130 and "the same command continues" in capsys.readouterr().err
     assert not (tmp_path / "paper" / "report-partial.md").exists()
     assert main(arguments) == 0
-    again = experiment.play(experiment.Job("simplex-1", "theory", 30, 2, tmp_path / "paper" / "simplex-1", False))
+    again = experiment.play(experiment.Job("simplex-1", "theory", 30, 2, 2, tmp_path / "paper" / "simplex-1", False))
     assert torch.equal(again.policies["WC-OPS"], whole.policies["WC-OPS"])
     assert torch.equal(again.results[experiment.OWN, "WC-OPS"].regret, whole.results[experiment.OWN, "WC-OPS"].regret)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing after it is done."""
+
+
+def test_kills_at_any_moment_leave_no_trace_in_the_summary(tmp_path, monkeypatch) -> None:
+    """An adversarial experiment, its recording and its replays, killed again and again: every byte is as if it never was."""
+    run, rollout, left = tc.run, experiment.WatchedSimulator.rollout, [10**9]
+
+    def mortal(self: Any, policy: torch.Tensor) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return rollout(self, policy)
+
+    monkeypatch.setattr(experiment.WatchedSimulator, "rollout", mortal)
+    monkeypatch.setattr(tc, "run", lambda *args, **options: run(*args, **options, checkpoint_episodes=3))
+
+    def play(name: str) -> experiment.Outcome:
+        return experiment.play(experiment.Job("adversarial-1", "small", 12, 2, 2, tmp_path / name, False))
+
+    report.write_experiment(tmp_path / "whole", [play("whole")])
+    for kills in range(1, 100):
+        left[0] = (7, 4, 11, 5)[kills % 4]
+        try:
+            report.write_experiment(tmp_path / "killed", [play("killed")])
+            break
+        except Killed:
+            continue
+    assert 10 < kills < 99
+    files = [{path.relative_to(tmp_path / name): path for path in (tmp_path / name).rglob("*.csv")} for name in ("whole", "killed")]
+    assert set(files[0]) == set(files[1]) and len(files[0]) == 8
+    for name, path in files[0].items():
+        assert path.read_bytes() == files[1][name].read_bytes(), name
+
+
+def test_workers_die_with_who_started_them(tmp_path) -> None:
+    """Or they would play on, and keep their folders from whoever continues."""
+    command = [sys.executable, "-m", "train", "paper", "simplex-1", "--quick", "--episodes", "100000", "--jobs", "2"]
+    started = subprocess.Popen([*command, "--logdir", str(tmp_path)], cwd=Path(__file__).parents[1], stderr=subprocess.PIPE)
+    folder = tmp_path / "paper-quick" / "simplex-1"
+    while started.poll() is None and len(list(folder.glob("*/wc-ops/config.json"))) < 2:
+        time.sleep(0.1)
+    started.kill()
+    assert started.stderr is not None
+    started.stderr.read()  # ends when nobody is left who could write to it
+    assert started.wait() == -signal.SIGKILL
+    for place in folder.glob("*/wc-ops"):
+        RunFolder(place).close()  # nobody holds it
 
 
 @pytest.mark.parametrize(
@@ -185,7 +338,8 @@ def test_interrupted_experiments_say_so_and_go_on(tmp_path, capsys, monkeypatch)
     [
         (["stochastic1"], "did you mean stochastic-1?"),
         (["--quick", "stochastic-1"], "names of experiments come first"),
-        (["--runs", "1"], "--runs is 1; the report needs intervals"),
+        (["--runs", "1"], "--runs is 1; the report needs intervals over runs"),
+        (["--instances", "1"], "--instances is 1; the report needs intervals over instances"),
         (["--jobs", "0"], "--jobs is 0"),
         (["--episode", "5"], "did you mean --episodes?"),
         (["--name", "../up"], "one plain folder name"),

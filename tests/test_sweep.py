@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor
 
 import torchcmdp as tc
-from train import sweep
+from train import program, sweep
 from train.__main__ import main
 
 SMALL = ["--episodes", "40", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
@@ -47,7 +47,7 @@ def test_a_combination_is_what_wc_ops_does_with_it_alone(tmp_path, capsys):
 def test_chunks_change_nothing_and_are_announced(tmp_path, capsys):
     assert call(tmp_path) == 0
     assert "= 12 runs of 40 episodes" in capsys.readouterr().err
-    size = sweep.bytes_per_run(tc.Layout((1, 2, 1), 2), 1)
+    size = program.bytes_per_run(tc.Layout((1, 2, 1), 2), 1, sweep.POINTS)
     assert call(tmp_path, "--name", "parts", "--memory", str(5.5 * size / 2**30)) == 0
     assert "in 3 chunk(s)" in capsys.readouterr().err
     assert sorted(f.name for f in (tmp_path / "parts" / "chunks").iterdir()) == ["0-3", "4-7", "8-11"]
@@ -78,7 +78,7 @@ def test_an_interrupted_sweep_continues_and_a_finished_one_is_not_played_again(t
 
         return run(make_mortal, *arguments, checkpoint_every=0.0, **options)
 
-    size = str(6.5 * sweep.bytes_per_run(tc.Layout((1, 2, 1), 2), 1) / 2**30)
+    size = str(6.5 * program.bytes_per_run(tc.Layout((1, 2, 1), 2), 1, sweep.POINTS) / 2**30)
     monkeypatch.setattr(tc, "run_split", interrupted)
     assert call(tmp_path, "--name", "cut", "--memory", size) == 130
     monkeypatch.setattr(tc, "run_split", run)

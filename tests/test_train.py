@@ -127,7 +127,8 @@ def test_settings_reach_the_learners_that_have_them():
     assert learner.bonus_scale.tolist() == [0.5, 0.5] and learner.radius_scale.tolist() == [1.0, 1.0]
     primal_dual, env = built(learner="opt-primal-dual")
     assert primal_dual.slater_gap.tolist() == pytest.approx([float(slater_gap(env.cmdp))] * 2)
-    assert {"eta", "solver", "cap_scale"} < settings_of("uob-reps") and "eta" not in settings_of("greedy")
+    assert {"eta", "solver", "radius_scale"} < settings_of("uob-reps") and "eta" not in settings_of("greedy")
+    assert not {"bonus_scale", "threshold_scale", "cap_scale"} & settings_of("uob-reps")
 
 
 def one_sentence(capsys) -> str:

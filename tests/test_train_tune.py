@@ -14,8 +14,8 @@ from torchcmdp.learners.practical import PRACTICAL_SCALES, STUDY_COMMAND
 from torchcmdp.tuning import SCALES
 from train.__main__ import main
 from train.tune.evaluate import PAPER, evaluate, stage
-from train.tune.instances import make_instances
-from train.tune.study import BOX, START
+from train.tune.instances import MULTIPLIERS, make_instances
+from train.tune.study import BOX, START, Options
 
 TINY = ["--horizon", "4", "--steps", "2", "--instances", "1", "--repeats", "1", "--held-out", "2", "--front-steps", "1"]
 
@@ -28,15 +28,15 @@ def test_the_study_writes_its_files_and_a_second_call_repeats_them(tmp_path: Pat
     assert {"checkpoint.pt", "metrics.csv", "config.json"} < {file.name for file in (folder / "descent").iterdir()}
     study = json.loads((folder / "study.json").read_text())
     assert study["command"].startswith("python -m train tune --horizon 4") and set(study["tuned"]) == set(START)
-    assert study["run_episodes"] == 2 * 5 * 2 * 4 and set(study["front"]) == {"paper", "weight 2", "random search", "weight 0.5"}
+    assert study["run_episodes"] == 2 * 5 * 2 * 4 and set(study["front"]) == {"paper", "weight 3", "random search", "weight 0.5"}
     for words in ("paper", "tuned", "random search", "adversarial", "stochastic", "+-", "tuned - paper"):
         assert words in out
     assert (folder / "report.md").read_text().strip() in out
     kept = {file: file.stat().st_mtime_ns for file in (folder / "stages").iterdir()}
     assert main(arguments) == 0 and capsys.readouterr().out == out
     assert kept == {file: file.stat().st_mtime_ns for file in (folder / "stages").iterdir()}
-    assert main([*arguments, "--weight", "3"]) == 2
-    assert "study.weight = 2.0, and this one has 3.0" in capsys.readouterr().err
+    assert main([*arguments, "--weight", "4"]) == 2
+    assert "study.weight = 3.0, and this one has 4.0" in capsys.readouterr().err
 
 
 def test_horizons_and_threshold_print_their_tables(tmp_path: Path, capsys) -> None:
@@ -74,6 +74,23 @@ def test_instances_change_as_they_say() -> None:
         assert float(tc.slater_gap(both)) >= 0
 
 
+@pytest.mark.parametrize(("widths", "constraints"), [((1, 3, 3, 1), 2), ((1, 4, 4, 4, 1), 2), ((1, 1), 1), ((1, 3, 3, 1), 1)])
+def test_safety_has_a_price_in_every_instance_and_the_weight_is_above_it(widths, constraints) -> None:
+    """By a difference of optima: costs lower by e in all pairs of a constraint are worth about e L times its multiplier."""
+    instances = make_instances(widths, 3, constraints, range(4), 1000)
+    low, high = MULTIPLIERS
+    assert (instances.multipliers >= low - 0.02).all() and (instances.multipliers <= high + 0.02).all()
+    assert Options().weight > high + 0.02
+    cmdp, small = instances.cmdp, 1e-6
+    gains = []
+    for i in range(constraints):
+        costs = cmdp.costs.clone()
+        costs[:, i] -= small * cmdp.layout.pair_mask()
+        optima = tc.safe_optimum(cmdp, costs=costs).value - tc.safe_optimum(cmdp).value
+        gains.append(optima / (small * cmdp.layout.layers))
+    assert torch.allclose(torch.stack(gains).amax(0), instances.multipliers, rtol=1e-2)
+
+
 def test_evaluation_is_that_of_a_run_with_the_same_constants() -> None:
     """One method, one instance: the numbers are those of the tracker."""
     instances = make_instances((1, 2, 2, 1), 2, 2, [3], 12, ("stochastic",))
@@ -102,6 +119,8 @@ def test_a_stage_is_played_again_only_for_other_settings(tmp_path: Path) -> None
         (["--horizn", "5"], "did you mean --horizon?"),
         (["--steps", "0"], "--steps is 0; it must be greater than zero."),
         (["--held-out", "1"], "needs at least 2"),
+        (["--weight", "0.6"], "--weight is 0.6; it must be greater than"),
+        (["horizons", "--weight", "0.1"], "the largest multiplier of the instances"),
         (["--seed", "999"], "training seeds must stay below 1000"),
         (["horizons", "--instances", "1"], "needs at least 2"),
     ],

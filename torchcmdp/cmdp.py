@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
-from torchcmdp.layout import Layout
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, check_tensor, whole_number
+from torchcmdp.layout import MOST_LAYERS, Layout, check_layout
 
 ROW_SUM_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
@@ -33,6 +33,7 @@ class LayeredCMDP:
 
     def __post_init__(self) -> None:
         layout = self.layout
+        check_layout(layout)
         for name, tensor in (("transitions", self.transitions), ("rewards", self.rewards), ("costs", self.costs)):
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 raise InvalidInput(f"{name} must be a floating-point torch tensor, not {_describe(tensor)}.")
@@ -102,10 +103,12 @@ class LayeredCMDP:
 
 def stack_cmdps(cmdps: Sequence[LayeredCMDP]) -> LayeredCMDP:
     """Put CMDPs of one layout side by side, so that every run of a batch can have its own."""
+    check_kind("cmdps", cmdps, Iterable, "a list of CMDPs")
     cmdps = list(cmdps)
     if not cmdps:
         raise InvalidInput("stack_cmdps got an empty list; it needs at least one CMDP.")
     for j, cmdp in enumerate(cmdps):
+        check_kind(f"CMDP {j}", cmdp, LayeredCMDP, "a LayeredCMDP")
         if (cmdp.layout, cmdp.constraints) != (cmdps[0].layout, cmdps[0].constraints):
             raise InvalidInput(
                 f"CMDP {j} has widths {cmdp.layout.widths}, {cmdp.layout.actions} actions and {cmdp.constraints} constraints, but "
@@ -136,8 +139,15 @@ def unroll(
         start: The state every episode starts in.
     """
     transitions, rewards, costs = (torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in (transitions, rewards, costs))
-    if horizon < 1:
-        raise InvalidInput(f"horizon is {horizon}; an episode needs at least one step.")
+    horizon = whole_number("horizon", horizon, least=1)
+    if horizon >= MOST_LAYERS:
+        raise InvalidInput(f"horizon is {brief(horizon)}; an episode has fewer than {MOST_LAYERS:,} steps.")
+    for name, tensor in (("transitions", transitions), ("rewards", rewards), ("costs", costs)):
+        check_tensor(name, tensor)
+        if not tensor.is_floating_point() or tensor.device != transitions.device:
+            raise InvalidInput(
+                f"{name} is {brief(tensor)} on {tensor.device}; expected floating-point numbers on one device for all."
+            )
     states, actions = rewards.shape[-2:] if rewards.dim() == 2 else (-1, -1)
     expected = {"transitions": (states, actions, states), "costs": (*costs.shape[:1], states, actions)}
     for name, tensor in (("transitions", transitions), ("costs", costs)):
@@ -146,7 +156,8 @@ def unroll(
                 f"{name} has shape {tuple(tensor.shape)} and rewards {tuple(rewards.shape)}; a stationary MDP needs transitions "
                 "(N x A x N), rewards (N x A) and costs (m x N x A)."
             )
-    if not 0 <= start < states:
+    check_memory(f"{horizon} layers of {states} states and {actions} actions", horizon * actions * states**2)
+    if not 0 <= whole_number("start", start, least=0) < states:
         raise InvalidInput(f"start is {start}; it must be a state between 0 and {states - 1}.")
     layers = [torch.tensor([start], device=transitions.device)]
     for _ in range(horizon - 1):

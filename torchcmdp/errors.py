@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
 
 
 class TorchCMDPError(Exception):
@@ -29,37 +33,93 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=level)
 
 
+def brief(value: object) -> str:
+    """A value in a few words on one line."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+    words = " ".join(repr(value).split())
+    return words if len(words) <= 60 else f"{words[:57]}..."
+
+
 def choice(name: str, value: str, options: Sequence[str]) -> str:
     """One of the names in `options`, or one sentence that suggests the nearest."""
-    if value in options:
+    if isinstance(value, str) and value in options:
         return value
-    near = difflib.get_close_matches(str(value), options, n=1)
+    near = difflib.get_close_matches(str(value), options, n=1) if isinstance(value, str) else []
     hint = f"did you mean {near[0]!r}" if near else "choose another"
-    raise InvalidInput(f"{name} is {value!r}; {hint}? It must be one of {', '.join(map(repr, options))}.")
+    raise InvalidInput(f"{name} is {brief(value)}; {hint}? It must be one of {', '.join(map(repr, options))}.")
+
+
+def number(name: str, value: float, expected: str = "a finite number", holds: Callable[[float], bool] = math.isfinite) -> float:
+    """A number for which `holds` is true, or one sentence that says what was expected."""
+    try:
+        found = float(value)
+        if holds(found):
+            return found
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # no number, or none that a float can hold
+        pass
+    raise InvalidInput(f"{name} is {brief(value)}; it must be {expected}.")
 
 
 def whole_number(name: str, value: int, *, least: int) -> int:
     """An int of at least `least`, or one sentence."""
-    if isinstance(value, bool) or not float(value).is_integer() or value < least:
+    if isinstance(value, bool):
         raise InvalidInput(f"{name} is {value}; it must be a whole number of at least {least}.")
+    number(name, value, f"a whole number of at least {least}", lambda found: found.is_integer() and found >= least)
     return int(value)
 
 
 def not_negative(name: str, value: float) -> float:
     """A finite number of at least zero, or one sentence."""
-    if not 0 <= value < math.inf:
-        raise InvalidInput(f"{name} is {value}; it must be a finite number that is not negative.")
-    return float(value)
+    return number(name, value, "a finite number that is not negative", lambda found: 0 <= found < math.inf)
 
 
 def positive(name: str, value: float) -> float:
     """A finite number above zero, or one sentence."""
-    if not 0 < value < math.inf:
-        raise InvalidInput(f"{name} is {value}; it must be a finite number greater than zero.")
-    return float(value)
+    return number(name, value, "a finite number greater than zero", lambda found: 0 < found < math.inf)
 
 
 def check_delta(delta: float, name: str = "delta") -> None:
     """Refuse a failure probability, or another number named `name`, that does not lie strictly between 0 and 1."""
-    if not 0 < delta < 1:
-        raise InvalidInput(f"{name} is {delta}; it must lie strictly between 0 and 1.")
+    if not isinstance(delta, float) or not 0 < delta < 1:  # a float, as it nearly always is, is looked at once
+        number(name, delta, "a number that lies strictly between 0 and 1", lambda found: 0 < found < 1)
+
+
+def check_kind(name: str, value: object, kind: type, hint: str) -> None:
+    """Refuse what is not of a class; `hint` says what one would pass."""
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{name} is {brief(value)}; it must be {hint}.")
+
+
+def check_tensor(name: str, value: object, axes: int = 0) -> None:
+    """Refuse what is not a tensor of real numbers with at least so many axes."""
+    if not isinstance(value, Tensor) or value.is_complex() or value.dtype == torch.bool or value.dim() < axes:
+        least = f" with at least {axes} axes" if axes else ""
+        raise InvalidInput(f"{name} is {brief(value)}; it must be a torch tensor of real numbers{least}.")
+
+
+def check_dtype(dtype: object) -> None:
+    """Refuse what is not a floating-point type."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InvalidInput(f"dtype is {brief(dtype)}; it must be a floating-point type, such as torch.float64.")
+
+
+def check_device(device: object) -> None:
+    """Refuse what is no device, or none that this machine has; None is the default one."""
+    if device is None:
+        return
+    try:
+        if isinstance(device, str | int | torch.device) and not isinstance(device, bool):
+            torch.empty(0, device=device)
+            return
+    except (RuntimeError, AssertionError, ValueError, TypeError):  # in PyTorch it depends on the build which
+        pass
+    raise InvalidInput(f"device is {brief(device)}; it must be a device that this machine has, such as 'cpu' or 'cuda:0'.")
+
+
+def check_memory(what: str, numbers: int) -> None:
+    """Refuse what needs more float64 numbers than this machine has memory for, before anything is made."""
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 8 * numbers > room:
+        size = f"{8 * numbers / 2**30:,.3g}" if numbers < 10**30 else "more than 10^21"
+        raise InvalidInput(f"{what} take at least {size} GiB of memory, and this machine has {room / 2**30:.3g}; take fewer.")

@@ -192,14 +192,14 @@ def _load(path: Path) -> dict[str, Any] | None:
             raise ValueError("its settings, or how many episodes were played, are of another type")
         return dict(state)
     except Exception as error:  # whatever a damaged file makes zipfile, pickle, torch or json raise
-        raise RunFolderError(f"the checkpoint {path} cannot be read ({brief(error)}); {ADVICE}.") from error
+        raise RunFolderError(f"the checkpoint {path} cannot be read ({first_line(error)}); {ADVICE}.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read ({brief(error)}); {ADVICE}.") from error
+        raise RunFolderError(f"{path} cannot be read ({first_line(error)}); {ADVICE}.") from error
 
 
 def _same(config: Mapping[str, Any], standing: str) -> bool:
@@ -223,7 +223,7 @@ def _compare(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None
             )
 
 
-def brief(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line of an error, without its full stop."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, choice, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_device, check_dtype, check_memory, choice, number, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.planning import slater_gap
 
@@ -42,7 +43,14 @@ def random_cmdp(
     """
     layout = Layout(widths, actions)
     choice("feasibility", feasibility, FEASIBILITIES)
-    whole_number("constraints", constraints, least=0)
+    constraints = whole_number("constraints", constraints, least=0)
+    seed = whole_number("seed", seed, least=0)
+    if seed >= 2**63:
+        raise InvalidInput(f"seed is {brief(seed)}; it must be below 2**63.")
+    margin = number("margin", margin)
+    check_dtype(dtype)
+    check_device(device)
+    check_memory(f"{constraints} costs over widths {layout.widths}", 2 * constraints * math.prod(layout.pair_shape))
     if feasibility in ("binding", "tight") and constraints == 0:
         raise InvalidInput(f'feasibility "{feasibility}" needs at least one constraint, and constraints is 0.')
     generator = torch.Generator().manual_seed(seed)
@@ -73,8 +81,15 @@ def single_state_cmdp(rewards: Sequence[float], costs: Sequence[Sequence[float]]
         rewards: Mean reward of each of the A arms.
         costs: Mean costs, m lists of A numbers each.
     """
+    for name, values in (("rewards", rewards), ("costs", costs)):
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise InvalidInput(f"{name} is {brief(values)}; it must be a list.")
+    for a, value in enumerate(rewards):
+        number(f"the reward of arm {a}", value)
     layout = Layout((1, 1), len(rewards))
     for i, row in enumerate(costs):
+        for value in row if isinstance(row, Sequence) else ():
+            number(f"a cost of constraint {i}", value)
         if not isinstance(row, Sequence) or len(row) != len(rewards):
             raise InvalidInput(f"costs of constraint {i} are {row}; expected a list of {len(rewards)} numbers, one an arm.")
     g = torch.tensor(costs, dtype=torch.float64).reshape(len(costs), *layout.pair_shape)

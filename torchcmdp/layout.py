@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor
+
+# Every layer has random numbers of its own, and a stream keeps room for so many.
+MOST_LAYERS = 2**16
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,20 @@ class Layout:
     actions: int
 
     def __init__(self, widths: Sequence[int], actions: int) -> None:
-        whole = [int(n) for n in (*widths, actions)]
-        if any(n != m for n, m in zip(whole, (*widths, actions), strict=True)):
-            raise InvalidInput(f"widths {tuple(widths)} and actions {actions} must be whole numbers.")
+        if isinstance(widths, str) or not isinstance(widths, Iterable):
+            raise InvalidInput(f"widths is {brief(widths)}; it must be a sequence of whole numbers, such as (1, 3, 1).")
+        try:
+            whole = [int(n) for n in (*widths, actions)]
+            same = all(n == m for n, m in zip(whole, (*widths, actions), strict=True))
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            same = False
+        if not same:
+            raise InvalidInput(f"widths {brief(widths)} and actions {brief(actions)} must be whole numbers.")
         widths, actions = tuple(whole[:-1]), whole[-1]
         if len(widths) < 2:
             raise InvalidInput(f"widths {widths} has {len(widths)} layers; a layout needs at least two, the first and the last.")
+        if len(widths) > MOST_LAYERS:
+            raise InvalidInput(f"widths has {len(widths):,} layers; a layout has at most {MOST_LAYERS:,}.")
         if min(widths) < 1:
             raise InvalidInput(
                 f"widths {widths} has an empty layer {widths.index(min(widths))}; every layer needs at least one state."
@@ -39,6 +50,9 @@ class Layout:
             raise InvalidInput(f"widths {widths} must start and end with 1: one initial state x_0 and one terminal state x_L.")
         if actions < 1:
             raise InvalidInput(f"actions is {actions}; at least one action is needed.")
+        check_memory(
+            f"the transitions of widths {brief(widths)} and {brief(actions)} actions", len(widths) * actions * max(widths) ** 2
+        )
         object.__setattr__(self, "widths", widths)
         object.__setattr__(self, "actions", actions)
 
@@ -85,6 +99,7 @@ class Layout:
 
     def check_shape(self, name: str, tensor: Tensor, *, kind: str) -> None:
         """Refuse a tensor whose trailing axes are not those of `kind`: "pair" or "transition"."""
+        check_tensor(name, tensor)
         shape = self.pair_shape if kind == "pair" else self.transition_shape
         axes = "L x S x A" if kind == "pair" else "L x S x A x S"
         if tuple(tensor.shape[-len(shape) :]) != shape:
@@ -105,3 +120,9 @@ def _masks(layout: Layout, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]
         successors = widths[1:, None, None].to(torch.float64)
         masks = (state, pair, transition, successors)
         return tuple(mask.contiguous().to(device) for mask in masks)  # type: ignore[return-value]
+
+
+def check_layout(layout: object) -> None:
+    """Refuse what is not a `Layout`."""
+    if not isinstance(layout, Layout):
+        raise InvalidInput(f"layout is {brief(layout)}, of type {type(layout).__name__}; it must be a Layout, such as cmdp.layout.")

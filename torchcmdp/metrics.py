@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.comparators import Comparators, check_entry, stacked
-from torchcmdp.errors import InvalidInput, check_delta
+from torchcmdp.errors import InvalidInput, brief, check_delta, check_tensor
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import compact, room
 from torchcmdp.occupancy import expected_value, pair_occupancy_of
@@ -28,6 +28,7 @@ SUMS_BY_CONSTRAINT = ("violation", "positive_violation", "realised_cost")
 CURVES = (
     *("regret", "anytime_regret", "alpha_regret", "violation", "positive_violation", "violation_by_constraint"),
     *("positive_violation_by_constraint", "comparator_reward", "best_reward", "episode_return", "episode_cost"),
+    "realised_violation",
 )
 
 
@@ -53,6 +54,9 @@ def mean_and_interval(x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
         level: Confidence level, in (0, 1).
     """
     check_delta(level, "level")
+    check_tensor("x", x, axes=1)
+    if not x.is_floating_point() or not len(x):
+        raise InvalidInput(f"x is {brief(x)}; it must hold floating-point numbers of at least one run.")
     runs = x.shape[0]
     if runs < 2:
         return x.mean(0), torch.full_like(x[0], torch.nan)
@@ -73,6 +77,12 @@ def growth_exponent(episodes: Tensor, curve: Tensor, level: float = 0.95) -> tup
         curve: `(runs x points)`.
         level: Confidence level of the interval.
     """
+    check_tensor("episodes", episodes, axes=1)
+    check_tensor("curve", curve, axes=2)
+    if episodes.shape != curve.shape[1:] or not curve.is_floating_point() or episodes.device != curve.device or not len(curve):
+        raise InvalidInput(
+            f"episodes is {brief(episodes)} and curve {brief(curve)}; expected (points,) and floating-point (runs x points)."
+        )
     half = curve.shape[-1] // 2
     t, y = episodes[half:].to(curve), curve[:, half:]
     used = y > 0
@@ -207,6 +217,11 @@ class Curves:
     def violation(self) -> Tensor:
         """V_t, the largest over the constraints of the sum of <g_t, q_t>, `(runs x points)`."""
         return worst_constraint(self.violation_by_constraint)
+
+    @property
+    def realised_violation(self) -> Tensor:
+        """The largest over the constraints of the costs met along the paths walked, `(runs x points)`."""
+        return worst_constraint(self.realised_cost)
 
     @property
     def positive_violation(self) -> Tensor:

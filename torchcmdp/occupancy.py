@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
-from torchcmdp.layout import Layout
+from torchcmdp.errors import InvalidInput, brief, check_device, check_dtype, check_tensor
+from torchcmdp.layout import Layout, check_layout
 
 # How far a row of a policy may miss a sum of one: much more than rounding, much less than a mistake.
 ROW_SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -38,6 +38,7 @@ def pair_occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
     Returns:
         `(... x L x S x A)`.
     """
+    _check_pair(policy, transitions)
     policy = policy.expand(*torch.broadcast_shapes(policy.shape[:-3], transitions.shape[:-4]), *policy.shape[-3:])
     pairs = [policy[..., 0, :, :]]  # layer 0 holds x_0 alone, so its policy is its occupancy
     for k in range(1, policy.shape[-3]):
@@ -65,6 +66,7 @@ def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
     Returns:
         `(... x L x S x A)`.
     """
+    _check(occupancy, layout)
     pair = occupancy.sum(-1)
     state = pair.sum(-1, keepdim=True)
     empty = state <= 0  # false for NaN, which must show and not turn into a uniform policy
@@ -136,6 +138,7 @@ def transitions_of(occupancy: Tensor, layout: Layout) -> Tensor:
     Returns:
         `(... x L x S x A x S)`.
     """
+    _check(occupancy, layout)
     pair = occupancy.sum(-1, keepdim=True)
     empty = pair <= 0
     mask = layout.transition_mask(occupancy.device)
@@ -145,11 +148,13 @@ def transitions_of(occupancy: Tensor, layout: Layout) -> Tensor:
 
 def uniform_policy(layout: Layout, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
     """The policy that plays every action alike: `(L x S x A)`."""
+    _check_kind(layout, dtype, device)
     return layout.pair_mask(device).to(dtype) / layout.actions
 
 
 def uniform_occupancy(layout: Layout, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
     """WC-OPS's first occupancy, 1 / (n_k |A| n_{k+1}): that of the uniform policy under uniform transitions (D12)."""
+    _check_kind(layout, dtype, device)
     mask = layout.transition_mask(device).to(dtype)
     return mask / mask.sum(dim=(-3, -2, -1), keepdim=True)
 
@@ -160,6 +165,8 @@ def flow_residual(occupancy: Tensor) -> Tensor:
     Args:
         occupancy: `(... x L x S x A x S)`.
     """
+    check_tensor("occupancy", occupancy, axes=4)
+    _check_square(occupancy)
     outflow = occupancy.sum(dim=(-1, -2))
     inflow = occupancy.sum(dim=(-2, -3))
     start = (outflow[..., 0, :].sum(-1) - 1).abs()
@@ -175,6 +182,50 @@ def interval_residual(occupancy: Tensor, lower: Tensor, upper: Tensor) -> Tensor
     Args:
         occupancy, lower, upper: `(... x L x S x A x S)`.
     """
+    for name, tensor in (("occupancy", occupancy), ("lower", lower), ("upper", upper)):
+        check_tensor(name, tensor, axes=4)
+        if tensor.shape[-4:] != occupancy.shape[-4:] or tensor.device != occupancy.device:
+            raise InvalidInput(f"{name} is {brief(tensor)} on {tensor.device}; it must be like occupancy, {brief(occupancy)}.")
+    _broadcast(occupancy.shape[:-4], lower.shape[:-4], upper.shape[:-4])
+    _check_square(occupancy)
     pair = occupancy.sum(-1, keepdim=True)
     excess = torch.maximum(torch.maximum(lower * pair - occupancy, occupancy - upper * pair), -occupancy)
     return excess.clamp_min(0).amax(dim=(-1, -2, -3, -4))
+
+
+def _check(occupancy: Tensor, layout: Layout) -> None:
+    check_layout(layout)
+    layout.check_shape("occupancy", occupancy, kind="transition")
+
+
+def _check_kind(layout: Layout, dtype: torch.dtype, device: torch.device | str | None) -> None:
+    check_layout(layout)
+    check_dtype(dtype)
+    check_device(device)
+
+
+def _check_square(occupancy: Tensor) -> None:
+    """Refuse an occupancy whose successors are not as many as its states, or that is empty."""
+    if occupancy.shape[-1] != occupancy.shape[-3] or 0 in occupancy.shape[-4:]:
+        raise InvalidInput(f"occupancy has shape {tuple(occupancy.shape)}; its last axes must be (L x S x A x S).")
+
+
+def _check_pair(policy: Tensor, transitions: Tensor) -> None:
+    """Refuse a policy and transitions that do not belong together."""
+    check_tensor("policy", policy, axes=3)
+    check_tensor("transitions", transitions, axes=4)
+    if policy.shape[-3:] != transitions.shape[-4:-1] or policy.device != transitions.device:
+        raise InvalidInput(
+            f"policy is {brief(policy)} on {policy.device} and transitions {brief(transitions)} on {transitions.device}; expected "
+            "(... x L x S x A) and (... x L x S x A x S) on one device."
+        )
+    _broadcast(policy.shape[:-3], transitions.shape[:-4])
+
+
+def _broadcast(*batches: torch.Size) -> None:
+    if len(set(batches)) == 1:
+        return
+    try:
+        torch.broadcast_shapes(*batches)
+    except RuntimeError:
+        raise InvalidInput(f"the batch shapes {', '.join(str(tuple(b)) for b in batches)} do not broadcast.") from None

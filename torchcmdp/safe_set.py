@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput
-from torchcmdp.layout import Layout
+from torchcmdp.layout import Layout, check_layout
 
 # Ends of intervals that miss a distribution by less than this are rounding, of numbers that were float32 once.
 ROUNDING = 1e-5
@@ -33,6 +33,7 @@ class SafeSet:
     costs: Tensor
 
     def __post_init__(self) -> None:
+        check_layout(self.layout)
         self.layout.check_shape("lower", self.lower, kind="transition")
         self.layout.check_shape("upper", self.upper, kind="transition")
         self.layout.check_shape("costs", self.costs, kind="pair")
@@ -41,6 +42,10 @@ class SafeSet:
                 f"costs has shape {tuple(self.costs.shape)}; it needs a constraint axis before (L x S x A), of size 0 when "
                 "there are no constraints."
             )
+        if not self.lower.device == self.upper.device == self.costs.device:
+            devices = ", ".join(str(tensor.device) for tensor in (self.lower, self.upper, self.costs))
+            raise InvalidInput(f"lower, upper and costs are on {devices}; all three must be on one device.")
+        self.batch_with("lower", self.lower.shape[:-4])
 
     @property
     def constraints(self) -> int:

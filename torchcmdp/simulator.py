@@ -203,8 +203,6 @@ class Simulator:
             rollout_range(start, stop, geometry, world, flat, walk, failed.numpy(), stage)
 
         over_batch(piece, self.runs, len(geometry.successor))
-        if failed.any():
-            _check_policy(policy)
         self.unpack(world, 1)
         return Trajectory(*numbers, *feedback)
 

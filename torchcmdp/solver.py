@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
@@ -11,12 +12,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.errors import InvalidInput, brief, choice
 from torchcmdp.safe_set import SafeSet
 
 Answer = TypeVar("Answer")
 Family = TypeVar("Family", bound="Solver[Any]")
 
+MOST, MOST_FLOAT = 2**62, sys.float_info.max  # what an int64 and a float64 hold
 BACKENDS = ("auto", "compiled", "torch")
 
 
@@ -34,8 +36,9 @@ class Solver(ABC, Generic[Answer]):
     def _positive(self, name: str, kind: type[int] | type[float] = float) -> None:
         """Hold a setting to a positive, finite number."""
         value = getattr(self, name)
-        if not isinstance(value, int | float) or not 0 < value < math.inf or kind(value) != value:
-            raise InvalidInput(f"{name} is {value!r}; it must be a positive {'whole ' if kind is int else ''}number.")
+        largest = MOST if kind is int else math.inf
+        if not isinstance(value, int | float) or not 0 < value < largest or value > MOST_FLOAT or kind(value) != value:
+            raise InvalidInput(f"{name} is {brief(value)}; it must be a positive {'whole ' if kind is int else ''}number.")
         object.__setattr__(self, name, kind(value))
 
 
@@ -76,5 +79,5 @@ def resolve(solver: str | Family, family: type[Family], known: Mapping[str, type
         return known[choice("solver", solver, tuple(known))]()
     if not isinstance(solver, family):
         names = ", ".join(map(repr, known))
-        raise InvalidInput(f"solver is {solver!r}; it must be {names} or an instance of {family.__name__}.")
+        raise InvalidInput(f"solver is {brief(solver)}; it must be {names} or an instance of {family.__name__}.")
     return solver

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -94,24 +95,33 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Run the main job; returns the exit code."""
     options = program.parse(Options, arguments, prog="python -m train")
-    folder = _check(options)
+    folder = _check(options, program.typed(arguments))
     cmdp, imported = make_cmdp(options)
-    leads = process_rank() == 0
+    size = _check_memory(options, cmdp)
+    leads, name = process_rank() == 0, LEARNERS[options.learner].name
     if leads:
-        name = LEARNERS[options.learner].name
-        print(f"{name}, {options.runs} runs of {options.episodes:,} episodes, into {folder}", file=sys.stderr)
+        print(f"{name}, {options.runs} runs of {options.episodes:,} episodes, about {size:.2g} GiB, into {folder}", file=sys.stderr)
     sub_run = folder / options.learner
-    result = run_split(
-        lambda runs, first_run: build(options, cmdp, imported, runs, first_run),
-        options.runs,
-        options.episodes,
-        logdir=sub_run,
-        log_every=options.log_every,
-        progress=program.on_terminal(),
-        fresh=options.fresh,
-        checkpoint_every=options.checkpoint_every,
-        checkpoint_episodes=options.checkpoint_episodes,
-    )
+    made: list[tc.Simulator] = []
+
+    def make(runs: int, first_run: int) -> tuple[Learner, tc.Simulator]:
+        learner, env = build(options, cmdp, imported, runs, first_run)
+        made[:] = [env]
+        return learner, env
+
+    # where several processes share the runs, one of them tells
+    with program.heartbeat(name, options.episodes, lambda: made[0].episode if made else 0) if leads else nullcontext():
+        result = run_split(
+            make,
+            options.runs,
+            options.episodes,
+            logdir=sub_run,
+            log_every=options.log_every,
+            progress=program.on_terminal(),
+            fresh=options.fresh,
+            checkpoint_every=options.checkpoint_every,
+            checkpoint_episodes=options.checkpoint_episodes,
+        )
     if not leads:
         return 0 if result.completed else 130
     if not result.completed:
@@ -187,9 +197,27 @@ def summary(result: tc.RunResult, cmdp: tc.LayeredCMDP, imported: Any = None) ->
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 
 
-def _check(options: Options) -> Path:
-    """What no part of the library would refuse in the words of the command line; returns the experiment's folder."""
-    _check_combination(options)
+def _check_memory(options: Options, cmdp: tc.LayeredCMDP) -> float:
+    """About how many GiB the runs take; refused if that is more than the device has."""
+    points = min(200 if options.log_every is None else options.episodes // options.log_every, 10_000)
+    size = options.runs * program.bytes_per_run(cmdp.layout, cmdp.constraints, points) / 2**30
+    room = program.memory_of(cmdp.device) / 2**30
+    if size > room:
+        raise tc.InvalidInput(
+            f"--runs is {options.runs:,}; so many runs take about {size:,.3g} GiB, and this device has {room:.3g} GiB; take fewer, "
+            "or smaller --widths."
+        )
+    return size
+
+
+def _check(options: Options, typed: set[str]) -> Path:
+    """What no part of the library would refuse in the words of the command line; returns the experiment's folder.
+
+    Args:
+        options: What was asked for.
+        typed: The options that were typed: one that a learner does not have is refused even at its default.
+    """
+    _check_combination(options, typed)
     name = options.name if options.name is not None else "main" if options.env == "random" else options.env
     folder = program.experiment_folder(options.logdir, name)
     if options.resume and options.fresh:
@@ -199,14 +227,14 @@ def _check(options: Options) -> Path:
     return folder
 
 
-def _check_combination(options: Options) -> None:
+def _check_combination(options: Options, typed: set[str]) -> None:
     """Refuse options that the chosen environment or learner does not have."""
     foreign = ("steps", "budget") if options.env == "random" else ("widths", "actions", "constraints")
-    for name in given(options, foreign):
+    for name in filter(typed.__contains__, foreign):
         owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"
         raise tc.InvalidInput(f"{spelled(name)} belongs to {owner}, and --env is {options.env}.")
     taken = settings_of(options.learner)
-    for name in given(options, SETTINGS):
+    for name in filter(typed.__contains__, SETTINGS):
         if name not in taken:
             own = ", ".join(spelled(other) for other in SETTINGS if other in taken) or "none of these settings"
             raise tc.InvalidInput(f"{spelled(name)} is not a setting of {options.learner}, which takes {own}.")

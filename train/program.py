@@ -13,6 +13,8 @@ import math
 import os
 import re
 import sys
+import threading
+import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +28,8 @@ from tqdm import tqdm
 
 from torchcmdp import plotting
 from torchcmdp.errors import InvalidInput
-from torchcmdp.learners import LEARNERS, WCOPS
+from torchcmdp.layout import Layout
+from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS
 from torchcmdp.metrics import mean_and_interval
 
 Options = TypeVar("Options")
@@ -77,16 +80,21 @@ def parse(options: type[Options], arguments: Sequence[str], *, prog: str) -> Opt
         _complain(options, arguments, complaint.getvalue(), prog)
     if unknown:
         _complain_unknown(options, unknown[0], prog)
-    _check_numbers(found)
+    _check_numbers(found, typed(arguments))
     return found
 
 
-def _check_numbers(found: Any) -> None:
-    """What holds for the options of every command: numbers are finite and within bounds, lists hold something."""
+def typed(arguments: Sequence[str]) -> set[str]:
+    """The names of the options that somebody typed, whether or not with the values that they have anyway."""
+    return {token.partition("=")[0][2:].replace("-", "_") for token in arguments if token.startswith("--")}
+
+
+def _check_numbers(found: Any, given: set[str]) -> None:
+    """What holds for the options of every command: numbers are finite and within bounds, lists that were given hold something."""
     types = typing.get_type_hints(type(found), include_extras=True)
     for field in dataclasses.fields(found):
         value, option, kind = getattr(found, field.name), spelled(field.name), types[field.name]
-        if value == () != field.default and MAY_BE_EMPTY not in getattr(kind, "__metadata__", ()):
+        if value == () and field.name in given and MAY_BE_EMPTY not in getattr(kind, "__metadata__", ()):
             raise InvalidInput(f"{option} got no value; expected {_expected(typing.get_type_hints(type(found))[field.name])}.")
         bound = _bound(kind)
         for number in value if isinstance(value, tuple) else (value,):
@@ -201,7 +209,11 @@ def choose(name: str, names: Iterable[str], what: str) -> None:
 def hand_over(commands: Mapping[str, Command], name: str, arguments: Sequence[str], what: str) -> int:
     """Run the command of that name; returns the exit code."""
     choose(name, commands, what)
-    code: int = importlib.import_module(commands[name].module).main(arguments)
+    module = importlib.import_module(commands[name].module)
+    try:
+        code: int = module.main(arguments)
+    except InvalidInput as error:
+        raise InvalidInput(in_options(str(error), getattr(module, "Options", None))) from error
     return code
 
 
@@ -212,8 +224,35 @@ def listing(usage: str, commands: Mapping[str, Command]) -> str:
 
 def settings_of(learner: str) -> set[str]:
     """The names of the settings that a learner takes on the command line, where --solver names solvers of the projection."""
-    names = set(inspect.signature(LEARNERS[learner]).parameters)
-    return names if issubclass(LEARNERS[learner], WCOPS) else names - {"solver"}
+    kind = LEARNERS[learner]
+    names = set(inspect.signature(kind).parameters)
+    if issubclass(kind, UOBREPS):  # its class takes what WC-OPS takes, but it does not look at costs
+        names -= {"bonus_scale", "threshold_scale", "cap_scale", "violation_threshold"}
+    return names if issubclass(kind, WCOPS) else names - {"solver"}
+
+
+def in_options(sentence: str, options: type | None) -> str:
+    """A sentence of the library about an argument, said of the option that it came from."""
+    names = [field.name for field in dataclasses.fields(options)] if options is not None else []
+    verb = r"(?= (?:\(|(?:is|are|has|have|contains?|must|needs?|sums?)\b))"
+    return re.sub(rf"^({'|'.join(names)}){verb}", lambda match: spelled(match[0]), sentence) if names else sentence
+
+
+# Peak memory of WC-OPS, measured: so many float64 tensors of every transition, and as many of every pair for m + 2 things.
+COPIES = 12
+
+
+def bytes_per_run(layout: Layout, constraints: int, points: int) -> int:
+    """What one run of WC-OPS takes at its peak, about: its tensors, those of the projection, and its curves."""
+    transitions, pairs = layout.transition_mask().numel(), layout.pair_mask().numel()
+    return 8 * (COPIES * transitions + COPIES * (constraints + 2) * pairs + points * (4 + 3 * constraints))
+
+
+def memory_of(device: torch.device) -> int:
+    """How many bytes a device has in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextlib.contextmanager
@@ -236,9 +275,60 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+SILENCE = 10.0  # seconds between two lines of progress where there is no terminal
+
+
+class _Lines:
+    """What tqdm writes, as lines: for a log, in which nothing can be overwritten."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip("\r\n "):
+            print(line, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def bar(iterable: Iterable[Any] | None, name: str, **options: Any) -> tqdm[Any]:
-    """The same things one after the other, with a progress bar where somebody is looking on."""
-    return tqdm(iterable, desc=name, disable=not on_terminal(), dynamic_ncols=True, **options)
+    """The same things one after the other, with a progress bar on a terminal, and a line now and then where there is none."""
+    how: dict[str, Any] = {"dynamic_ncols": True}
+    if not on_terminal():
+        form = "{desc}: {n_fmt} of {total_fmt}, {elapsed} gone, {remaining} left"
+        how = {"file": _Lines(), "delay": SILENCE, "mininterval": SILENCE, "miniters": 1, "bar_format": form}
+    return tqdm(iterable, desc=name, **how, **options)
+
+
+@contextlib.contextmanager
+def heartbeat(name: str, total: int, played: Callable[[], int]) -> Iterator[None]:
+    """Say now and then, where there is no terminal, how far a run is that has no bar of ours, and how long the rest will take.
+
+    Args:
+        name: What is under way.
+        total: Episodes in all.
+        played: How many so far.
+    """
+    stop = threading.Event()
+
+    def tell() -> None:
+        first, started = None, time.monotonic()
+        while not stop.wait(SILENCE):
+            now = played()
+            if first is None:  # of a run that goes on, what was played earlier took none of our time
+                first, started = now, time.monotonic()
+                print(f"{name}: {now:,} of {total:,} episodes", file=sys.stderr, flush=True)
+                continue
+            left = (time.monotonic() - started) * (total - now) / max(now - first, 1)
+            print(f"{name}: {now:,} of {total:,} episodes, about {left:,.0f} s left", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    if not on_terminal():
+        teller.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if teller.is_alive():
+            teller.join()
 
 
 def interrupted(when: str, fresh: bool) -> int:

@@ -25,9 +25,6 @@ from train.sweep_figure import front_figure
 HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
 POINTS = 20
 MEASURES = {"Regret/cumulative": "regret", "Violation/cumulative": "violation", "Violation/positive": "positive_violation"}
-# Peak memory of WC-OPS, measured: so many float64 tensors of every transition, and as many of every pair for m + 2 things.
-COPIES = 12
-
 Grid = Sequence[dict[str, float]]
 
 
@@ -77,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     grid = make_grid(options, cmdp.layout)
     if len(grid) < 2:
         raise tc.InvalidInput("there is one combination only; give an option several values, such as --eta 0.01 0.03 0.1.")
-    runs, size = len(grid) * options.seeds, bytes_per_run(cmdp.layout, cmdp.constraints)
+    runs, size = len(grid) * options.seeds, program.bytes_per_run(cmdp.layout, cmdp.constraints, POINTS)
     chunk = chunk_size(options, runs, size)
     leads = process_rank() == 0
     if leads:
@@ -111,12 +108,6 @@ def make_grid(options: Options, layout: tc.Layout) -> list[dict[str, float]]:
     return [dict(zip(HYPERPARAMETERS, combination, strict=True)) for combination in itertools.product(*values)]
 
 
-def bytes_per_run(layout: tc.Layout, constraints: int) -> int:
-    """What one run of WC-OPS takes at its peak, about: its tensors, those of the projection, and its curves."""
-    transitions, pairs = layout.transition_mask().numel(), layout.pair_mask().numel()
-    return 8 * (COPIES * transitions + COPIES * (constraints + 2) * pairs + POINTS * (4 + 3 * constraints))
-
-
 def chunk_size(options: Options, runs: int, size: int) -> int:
     """How many runs to play at once, so that they fit the budget and the chunks are about alike."""
     fitting = int(options.memory * 2**30 // size)
@@ -130,8 +121,15 @@ def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: i
     """Runs `first` to `first + runs - 1` of the sweep, divided over torchrun's processes if there are any."""
     place = folder / "chunks" / f"{first}-{first + runs - 1}"
     how: dict[str, Any] = {"progress": program.on_terminal(), "fresh": options.fresh, "images": False}
-    make = lambda count, offset: build(options, cmdp, grid, first + offset, count)  # noqa: E731
-    result = tc.run_split(make, runs, options.episodes, place, max(1, options.episodes // POINTS), **how)
+    made: list[tc.Simulator] = []
+
+    def make(count: int, offset: int) -> tuple[tc.WCOPS, tc.Simulator]:
+        learner, env = build(options, cmdp, grid, first + offset, count)
+        made[:] = [env]
+        return learner, env
+
+    with program.heartbeat(f"runs {first} to {first + runs - 1}", options.episodes, lambda: made[0].episode if made else 0):
+        result = tc.run_split(make, runs, options.episodes, place, max(1, options.episodes // POINTS), **how)
     if result.completed and process_rank() == 0:  # in TensorBoard the mean over different settings means nothing
         for file in place.glob(EVENTS):
             file.unlink()

@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from torchcmdp.confidence import KernelSet, confidence_set, visited_transitions
-from torchcmdp.errors import InvalidInput, check_delta, choice, whole_number
-from torchcmdp.layout import Layout
+from torchcmdp.errors import (
+    InvalidInput,
+    brief,
+    check_delta,
+    check_device,
+    check_dtype,
+    check_memory,
+    check_tensor,
+    choice,
+    whole_number,
+)
+from torchcmdp.layout import Layout, check_layout
 from torchcmdp.trajectory import Trajectory
 
 PerRun = Tensor | float
@@ -76,15 +86,16 @@ class Learner(nn.Module, ABC):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if not isinstance(layout, Layout):
-            raise InvalidInput(f"layout is a {type(layout).__name__}; it must be a Layout, such as cmdp.layout.")
+        check_layout(layout)
         self.layout = layout
         self.constraints = whole_number("constraints", constraints, least=0)
         self.horizon = whole_number("horizon", horizon, least=1)
         self.runs = whole_number("runs", runs, least=1)
         check_delta(delta)
-        if not dtype.is_floating_point:
-            raise InvalidInput(f"dtype is {dtype}; it must be a floating-point type.")
+        check_dtype(dtype)
+        check_device(device)
+        states = math.prod(layout.transition_shape) + (self.constraints + 1) * math.prod(layout.pair_shape)
+        check_memory(f"{brief(runs)} runs with {brief(constraints)} constraints", self.runs * states)
         self.delta = float(delta)
         self.register_buffer("_unit", torch.ones((), dtype=dtype, device=device), persistent=False)
         self.register_buffer("episode", torch.zeros((), dtype=torch.int64, device=device))
@@ -268,13 +279,23 @@ class Learner(nn.Module, ABC):
                 raise InvalidInput(f"trajectory.{name} has shape {found}; this learner expects ({axes}) = {shape}.")
 
 
+def as_numbers(name: str, value: PerRun, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """The value as a tensor of real numbers, or one sentence."""
+    if not isinstance(value, Tensor):
+        try:
+            value = torch.as_tensor(value, dtype=dtype, device=device)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            raise InvalidInput(f"{name} is {brief(value)}; it must be a number, or a tensor with one value a run.") from None
+    check_tensor(name, value)
+    return value
+
+
 def per_run(name: str, value: PerRun, runs: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     """A finite, non-negative value for every run: `(runs,)`.
 
     Parameters are returned as they are, of shape () or (runs,); tensors that carry a gradient or a tangent stay connected to it.
     """
-    if not isinstance(value, Tensor):
-        value = torch.as_tensor(value, dtype=dtype, device=device)
+    value = as_numbers(name, value, dtype=dtype, device=device)
     if value.shape not in ((), (runs,)):
         raise InvalidInput(
             f"{name} has shape {tuple(value.shape)}; it must be one number, or a tensor with one value for each of {runs} runs."

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, transition_radius
 from torchcmdp.learners import compiled
-from torchcmdp.learners.base import Learner, PerRun
+from torchcmdp.learners.base import Learner, PerRun, as_numbers
 from torchcmdp.learners.empirical import EmpiricalLearner
 from torchcmdp.learners.radii import RADIUS_MODES
 from torchcmdp.trajectory import Trajectory
@@ -86,7 +86,8 @@ class OptPrimalDual(EmpiricalLearner):
     def add_hyperparameter(self, name: str, value: PerRun | None) -> None:
         """As for every `Learner`, with the Slater gap in its limits, which no gap given is out of."""
         if name == "slater_gap":
-            gap, layers = torch.as_tensor(value, dtype=self.dtype, device=self.device), self.layout.layers
+            layers = self.layout.layers
+            gap = as_numbers(name, 0.0 if value is None else value, dtype=self.dtype, device=self.device)
             value = gap.clamp(SMALLEST_GAP * layers, layers)
         super().add_hyperparameter(name, value)
 

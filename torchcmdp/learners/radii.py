@@ -1,4 +1,4 @@
-"""The radii around plain averages that the optimistic rivals add: as published, or matched to those of WC-OPS."""
+"""The radii around plain averages that the optimistic rivals add: as published, taken literally, or matched to those of WC-OPS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torchcmdp.estimation import bonus, bonus_log_term
 from torchcmdp.layout import Layout
 
-RADIUS_MODES = ("published", "matched")
+RADIUS_MODES = ("published", "matched", "literal")
 
 
 def feedback_log_term(mode: str, layout: Layout, constraints: int, *, horizon: int, delta: float) -> float:
@@ -25,11 +25,12 @@ def feedback_radii(
     """beta^r and beta^g, how far the mean reward and the mean costs of a pair may lie from their averages.
 
     "published" takes beta^g = sqrt(2 iota' / N) with iota' = ln(6 |X| |A| (m + 1) T / delta) and N = max(1, visits), "matched"
-    takes WC-OPS's cost bonus. Rewards have half the range of costs, and so half their radius in both modes: sqrt(iota' / (2 N)) is
-    Hoeffding's for [0, 1], where the published learner takes the radius of costs.
+    takes WC-OPS's cost bonus. Rewards have half the range of costs, and so half their radius in every mode: sqrt(iota' / (2 N)) is
+    Hoeffding's for [0, 1], where the published learner takes the radius of costs. "literal" takes that learner at its word: its
+    sqrt(2 iota' / N) was for costs in [0, 1], and costs in [-1, 1] have twice that range, so both radii are twice the "published".
 
     Args:
-        mode: "published" or "matched".
+        mode: "published", "matched" or "literal".
         visits: N(x,a), `(... x L x S x A)`.
         layout: Layer widths and actions.
         constraints: m.
@@ -46,6 +47,7 @@ def feedback_radii(
         logarithm = feedback_log_term(mode, layout, constraints, horizon=horizon, delta=delta)
         scale = bonus_scale[..., None, None, None] if isinstance(bonus_scale, Tensor) else bonus_scale
         cost_radius = scale * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
+        cost_radius = 2 * cost_radius if mode == "literal" else cost_radius
     return 0.5 * cost_radius, cost_radius
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcmdp.errors import InvalidInput, check_kind
 from torchcmdp.kernels.threads import over_batch
 from torchcmdp.layout import Layout
 from torchcmdp.optimistic import torch_simplex
@@ -66,7 +67,12 @@ def optimistic_optimum(
         safe_set: Intervals and costs.
         solver: A solver with settings, such as `ColumnGeneration(max_iterations=100)`.
     """
+    check_kind("safe_set", safe_set, SafeSet, "a SafeSet")
     safe_set.layout.check_shape("rewards", rewards, kind="pair")
+    if rewards.device != safe_set.costs.device:
+        raise InvalidInput(
+            f"rewards is on {rewards.device}, but the safe set on {safe_set.costs.device}; both must be on one device."
+        )
     return program_solver(solver).solve(rewards, safe_set)
 
 

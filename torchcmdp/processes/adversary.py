@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, choice, not_negative
+from torchcmdp.errors import InvalidInput, check_kind, check_tensor, choice, not_negative, number, whole_number
 from torchcmdp.identity import fingerprint
 from torchcmdp.planning import safest_policy
 from torchcmdp.processes.base import Process, check_keys, check_mean
@@ -110,8 +110,8 @@ def safe_caps(cmdp: LayeredCMDP, rho0: float) -> Tensor:
     Returns:
         `(... x m x L x S x A)`, zero in the padding.
     """
-    if not 0 <= rho0 <= 1:
-        raise InvalidInput(f"rho0 is {rho0}; it must lie in [0, 1], since costs do in [-1, 1].")
+    check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP")
+    rho0 = number("rho0", rho0, "a number in [0, 1], since costs lie in [-1, 1]", lambda found: 0 <= found <= 1)
     visited = _reachable(safest_policy(cmdp) > 0, cmdp.transitions > 0)
     free = cmdp.layout.pair_mask(cmdp.device).to(cmdp.dtype)
     caps = torch.where(visited, free.new_full((), -rho0), free)
@@ -128,21 +128,23 @@ def _reachable(taken: Tensor, possible: Tensor) -> Tensor:
 
 
 def _check_arguments(sign: int, step: float, schedule: str, horizon: int | None, low: float) -> None:
-    if sign not in (-1, 1):
-        raise InvalidInput(f"sign is {sign}; it must be -1, against the policy that is played, or +1, along with it.")
+    number("sign", sign, "-1, against the policy that is played, or +1, along with it", lambda found: found in (-1, 1))
     not_negative("step", step)
     choice("schedule", schedule, SCHEDULES)
-    if (schedule == "sqrt_T") != (horizon is not None) or (horizon is not None and horizon < 1):
+    if horizon is not None:
+        whole_number("horizon", horizon, least=1)
+    if (schedule == "sqrt_T") != (horizon is not None):
         raise InvalidInput(
             f"horizon is {horizon} with schedule {schedule!r}; 'sqrt_T' needs a horizon of at least one episode, 'sqrt_t' none."
         )
-    if not -1 <= low < 1:
-        raise InvalidInput(f"low is {low}; it must lie in [-1, 1), 0 for rewards and -1 for costs.")
+    number("low", low, "a number in [-1, 1), 0 for rewards and -1 for costs", lambda found: -1 <= found < 1)
 
 
 def _caps(high: Tensor | float, base: Tensor, low: float) -> Tensor:
     """The upper ends of the values' ranges, of the base's shape."""
-    high = torch.as_tensor(high, dtype=base.dtype, device=base.device)
+    high = high if isinstance(high, Tensor) else torch.tensor(number("high", high), dtype=base.dtype)
+    check_tensor("high", high)
+    high = high.to(base) if high.device.type != "meta" else torch.ones_like(high, dtype=base.dtype, device=base.device)
     try:
         high = high.expand_as(base)
     except RuntimeError:

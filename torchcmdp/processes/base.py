@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, number
 from torchcmdp.protocols import Axes, first_axes
 
 
@@ -153,9 +153,7 @@ def check_mean(name: str, mean: Tensor, low: float, axes: int = 3) -> Tensor:
 
 def check_low(low: float) -> float:
     """The smaller of the two values of Bernoulli feedback."""
-    if not -1 <= low <= 0:
-        raise InvalidInput(f"low is {low}; it must lie in [-1, 0], 0 for rewards and -1 for costs.")
-    return float(low)
+    return number("low", low, "a number in [-1, 0], 0 for rewards and -1 for costs", lambda found: -1 <= found <= 0)
 
 
 def check_keys(owner: object, state: Mapping[str, Any], *keys: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.errors import InvalidInput, brief, check_kind, choice, whole_number
 from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.processes.base import (
     Counted,
@@ -33,6 +33,7 @@ class _Blocks(Noisy, Counted):
             choice("noise", noise, NOISES)
         name = type(self).__name__
         self.noise, self.low = noise, check_low(low)
+        check_kind("blocks", blocks, Iterable, "a list of tensors")
         self._blocks = [check_mean(name, block, self.low if noise else -1.0) for block in blocks]
         if not self._blocks:
             raise InvalidInput(f"{name} has no blocks; it needs at least one tensor of means.")
@@ -68,7 +69,8 @@ class Switching(_Blocks):
 
     def __init__(self, blocks: Sequence[Tensor], at: Sequence[int], *, noise: str | None = None, low: float = 0.0) -> None:
         super().__init__(blocks, noise, low)
-        self.at, switches = [int(t) for t in at], len(self._blocks) - 1
+        check_kind("at", at, Iterable, "a list of numbers of episodes")
+        self.at, switches = [whole_number("a number in at", t, least=1) for t in at], len(self._blocks) - 1
         if len(self.at) != switches or any(t >= u for t, u in pairwise([0, *self.at])):
             raise InvalidInput(
                 f"at is {self.at} with {len(self._blocks)} blocks; expected {switches} increasing numbers of episodes, one for "
@@ -93,9 +95,7 @@ class Cyclic(_Blocks):
 
     def __init__(self, blocks: Sequence[Tensor], length: int, *, noise: str | None = None, low: float = 0.0) -> None:
         super().__init__(blocks, noise, low)
-        if int(length) < 1:
-            raise InvalidInput(f"length is {length}; a block lasts at least one episode.")
-        self.length = int(length)
+        self.length = whole_number("length", length, least=1)
 
     def _block(self) -> int:
         return self.episode // self.length % len(self._blocks)
@@ -118,9 +118,9 @@ class Recorder(Process):
     """
 
     def __init__(self, process: ProcessLike, episodes: int) -> None:
-        if int(episodes) < 1:
-            raise InvalidInput(f"episodes is {episodes}; a recording needs at least one.")
-        self.process, self.episodes, self.stationary = process, int(episodes), process.stationary
+        if not all(hasattr(process, name) for name in ("values", "observe", "advance", "stationary")):
+            raise InvalidInput(f"process is {brief(process)}; it must be a process, such as Bernoulli(cmdp.rewards).")
+        self.process, self.episodes, self.stationary = process, whole_number("episodes", episodes, least=1), process.stationary
         self._kept: list[Tensor] = []
         self.episode = 0
 

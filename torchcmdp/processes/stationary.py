@@ -45,7 +45,7 @@ class Bernoulli(Noisy):
 
     def __init__(self, mean: Tensor, low: float = 0.0) -> None:
         self.low = check_low(low)
-        self._mean = check_mean(type(self).__name__, mean, low)
+        self._mean = check_mean(type(self).__name__, mean, self.low)
 
     @property
     @override

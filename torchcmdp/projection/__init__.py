@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, check_kind, check_tensor, number
 from torchcmdp.projection.cvxpy_layer import Cvxpy
 from torchcmdp.projection.newton import Newton
 from torchcmdp.projection.problem import DEFAULT_CAP, LOG_FLOOR, ProjectionResult, ProjectionSolver
@@ -53,7 +53,9 @@ def project(
         solver: "newton" (ours), "cvxpy" (a cvxpylayers layer, for comparison), or a solver with settings, such as
             `Newton(tolerance=1e-9)`.
     """
-    solver, layout = projection_solver(solver), safe_set.layout
+    solver = projection_solver(solver)
+    check_kind("safe_set", safe_set, SafeSet, "a SafeSet")
+    layout = safe_set.layout
     layout.check_shape("loss", loss, kind="pair")
     if (reference is None) == (log_reference is None):
         raise InvalidInput("give either reference or log_reference, and not both.")
@@ -65,6 +67,25 @@ def project(
         log_reference = torch.where(positive, torch.where(positive, reference, 1.0).log(), LOG_FLOOR)
     else:
         layout.check_shape("log_reference", log_reference, kind="transition")
-    step = eta[..., None, None, None] if isinstance(eta, Tensor) else eta
+    step = _step(eta, loss, safe_set)
     log_target = torch.clamp_min(log_reference, LOG_FLOOR) - (step * loss).unsqueeze(-1)
     return solver.solve(log_target, safe_set)
+
+
+def _step(eta: float | Tensor, loss: Tensor, safe_set: SafeSet) -> float | Tensor:
+    """eta, ready to be multiplied with the loss."""
+    if loss.device != safe_set.costs.device:
+        raise InvalidInput(f"loss is on {loss.device}, but the safe set on {safe_set.costs.device}; both must be on one device.")
+    if not isinstance(eta, Tensor):
+        return number("eta", eta)
+    check_tensor("eta", eta)
+    if eta.device != loss.device and eta.dim():
+        raise InvalidInput(f"eta is on {eta.device}, but the loss on {loss.device}; both must be on one device.")
+    safe_set.batch_with("eta", eta.shape)
+    try:
+        torch.broadcast_shapes(eta.shape, loss.shape[:-3])
+    except RuntimeError:
+        raise InvalidInput(
+            f"eta has shape {tuple(eta.shape)}; it must broadcast with the loss's {tuple(loss.shape[:-3])}."
+        ) from None
+    return eta[..., None, None, None]

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from torchcmdp.distributed import Crew, join
 from torchcmdp.errors import RunFolderError, warn
-from torchcmdp.folder import ADVICE, RunFolder, brief
+from torchcmdp.folder import ADVICE, RunFolder, first_line
 from torchcmdp.kernels.engine import using
 from torchcmdp.run.door import check_counts, enter
 from torchcmdp.run.options import RunOptions
@@ -94,7 +94,7 @@ class Job:
             yield
         except Exception as error:  # whatever a foreign state dictionary makes somebody's learner raise
             raise RunFolderError(
-                f"the checkpoint in {self.logdir} does not fit this learner and simulator: {brief(error)}; {ADVICE}."
+                f"the checkpoint in {self.logdir} does not fit this learner and simulator: {first_line(error)}; {ADVICE}."
             ) from error
 
     def _begin(self) -> list[None]:
@@ -118,7 +118,10 @@ class Job:
         saved, meetings, stopped = time.monotonic(), _Meetings(crew, session.played), False
         with _interruptible(patient=crew.size > 1) as stop, bar:
             while not session.completed and not stopped:
-                bar.update(session.advance(min(session.until_due, self._until_saved(), meetings.until_next(session.played))))
+                episodes = session.advance(min(session.until_due, self._until_saved(), meetings.until_next(session.played)))
+                bar.update(episodes)
+                if options.on_progress is not None:
+                    options.on_progress(episodes)
                 if session.due:
                     self._log(bar)
                 late = time.monotonic() - saved >= options.checkpoint_every

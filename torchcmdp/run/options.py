@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -21,6 +22,7 @@ class RunKeywords(TypedDict, total=False):
     checkpoint_episodes: int | None
     images: bool
     engine: str | None
+    on_progress: Callable[[int], object] | None
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class RunOptions:
         engine: Who plays: "compiled" code, where learner, simulator and processes are this library's and on the CPU in float64;
             "torch" alone; or "auto", compiled code where it can. By default what the environment variable TORCHCMDP_ENGINE says,
             and "auto" where it says nothing. The numbers agree up to rounding.
+        on_progress: Called with how many episodes were played since its last call, about ten times a second.
     """
 
     log_every: int | None = None
@@ -47,6 +50,7 @@ class RunOptions:
     checkpoint_episodes: int | None = None
     images: bool = True
     engine: str | None = None
+    on_progress: Callable[[int], object] | None = None
 
     def __post_init__(self) -> None:
         for name, between in (("log_every", "logging points"), ("checkpoint_episodes", "checkpoints")):

@@ -35,6 +35,7 @@ class RunResult:
         anytime_regret: Each point against the best safe policy of the episodes up to it; the same for fixed processes.
         alpha_regret: Against alpha times the reward of the best policy, safe or not, up to the last point.
         violation, positive_violation: Cumulative, of the worst constraint, `(runs x points)`.
+        realised_violation: The same of the costs met along the paths walked, where `violation` sums the means.
         violation_by_constraint, positive_violation_by_constraint: `(runs x points x m)`.
         rho, alpha: Of all episodes up to the last point, `(runs,)`.
         safe_value, best_value: Reward an episode of the best safe policy and of the best one, safe or not, in the mean over the
@@ -54,6 +55,7 @@ class RunResult:
     alpha_regret: Tensor
     violation: Tensor
     positive_violation: Tensor
+    realised_violation: Tensor
     violation_by_constraint: Tensor
     positive_violation_by_constraint: Tensor
     rho: Tensor

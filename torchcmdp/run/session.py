@@ -35,6 +35,7 @@ TAGS = {
     "Regret/cumulative": "regret",
     "Violation/cumulative": "violation",
     "Violation/positive": "positive_violation",
+    "Violation/realised": "realised_violation",
     "Regret/alpha": "alpha_regret",
     "Metrics/EpRet": "episode_return",
     "Metrics/rho": "rho",

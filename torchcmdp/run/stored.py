@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from torchcmdp.errors import RunFolderError
-from torchcmdp.folder import CURVES_FILE, brief
+from torchcmdp.folder import CURVES_FILE, first_line
 from torchcmdp.run.result import RunResult
 
 PLAIN = ("config", "completed", "seconds")
@@ -51,4 +51,4 @@ def load(folder: str | os.PathLike[str]) -> RunResult:
         found: dict[str, Any] = {name: tensors[name] for name in TENSORS} | {name: about[name] for name in PLAIN} | by_tag
         return RunResult(**found)
     except Exception as error:  # whatever a damaged file makes zipfile, numpy or json raise
-        raise RunFolderError(f"{path} cannot be read ({brief(error)}); run the same command again to make it anew.") from error
+        raise RunFolderError(f"{path} cannot be read ({first_line(error)}); run the same command again to make it anew.") from error

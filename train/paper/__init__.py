@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -18,9 +19,10 @@ import torchcmdp as tc
 from torchcmdp.errors import InvalidInput, TorchCMDPError
 from train.paper.experiment import Job, Outcome, play
 from train.paper.presets import PRESETS
-from train.program import Count, bar, choose, experiment_folder, interrupted, parse
+from train.program import Count, bar, choose, experiment_folder, interrupted, on_terminal, parse
 
-EPISODES, QUICK_EPISODES = 10_000, 300
+EPISODES, QUICK_EPISODES = 10_000, 100
+INSTANCES, QUICK_INSTANCES = 20, 3
 
 
 @dataclass
@@ -39,11 +41,12 @@ class Options:
       tensorboard --logdir runs/paper
     """
 
-    episodes: Count | None = None  # Episodes of every run; 10,000 by default, 300 with --quick.
-    runs: Count = 10  # Independent runs of every learner; the intervals are over them.
+    episodes: Count | None = None  # Episodes of every run; 10,000 by default, 100 with --quick.
+    instances: Count | None = None  # Random CMDPs of every experiment; 20 by default, 3 with --quick. Verdicts are over them.
+    runs: Count = 3  # Independent runs of every learner on each instance.
     jobs: Count | None = None  # Processes that share the experiments; one a core by default.
     quick: bool = False
-    """Few episodes of everything, into LOGDIR/NAME-quick: to see that all of it works, not to believe its numbers."""
+    """Few episodes on few instances, into LOGDIR/NAME-quick: to see that all of it works, not to believe its numbers."""
     name: str = "paper"  # Folder of the experiments inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
     fresh: bool = False  # Forget what the folders hold and start over.
@@ -53,12 +56,14 @@ def main(arguments: Sequence[str]) -> int:
     """Run the experiments; returns the exit code."""
     names, rest = _names(arguments)
     options = parse(Options, rest, prog="python -m train paper")
-    if options.runs < 2:
-        raise InvalidInput("--runs is 1; the report needs intervals over runs, and so at least 2.")
+    instances = options.instances or (QUICK_INSTANCES if options.quick else INSTANCES)
+    for option, value in (("--runs", options.runs), ("--instances", instances)):
+        if value < 2:
+            raise InvalidInput(f"{option} is 1; the report needs intervals over {option[2:]}, and so at least 2.")
     folder = experiment_folder(options.logdir, f"{options.name}-quick" if options.quick else options.name)
     episodes = options.episodes or (QUICK_EPISODES if options.quick else EPISODES)
     jobs = [
-        Job(name, family, episodes, options.runs, folder / name, options.fresh)
+        Job(name, family, episodes, instances, options.runs, folder / name, options.fresh)
         for name in names
         for family in PRESETS[name].families
     ]
@@ -71,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         write_experiment(folder / name, [outcome for outcome in outcomes if outcome.job.preset == name])
     command = " ".join(["python -m train paper", *arguments])
     report = folder / ("report.md" if len(names) == len(PRESETS) else "report-partial.md")  # a part never replaces the whole
-    print(write_report(report, outcomes, command))
+    print(write_report(report, outcomes, command, INSTANCES))
     print(f"\nReport: {report}; figures and tables: {folder}/<experiment>/; TensorBoard: tensorboard --logdir {folder}")
     return 0
 
@@ -159,6 +164,15 @@ _counter: Any = None
 def _become_worker(counter: Any) -> None:
     global _counter
     _counter = counter
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """A worker whose parent was killed has nobody to play for, and would keep its folder from whoever continues."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)  # the checkpoints are whole at any moment
 
 
 def _work(job: Job) -> Outcome:
@@ -171,7 +185,7 @@ def _count(episodes: int) -> None:
 
 
 class Progress:
-    """How much is done and how long the rest will take: a bar on a terminal, a line a finished experiment elsewhere.
+    """How much is done and how long the rest will take: a bar on a terminal; elsewhere a line now and then, and one an experiment.
 
     Args:
         jobs: All that is to be played.
@@ -191,14 +205,15 @@ class Progress:
     def show(self) -> None:
         """Bring the bar up to date; what was read from disk counts when its job is done."""
         played = self._played if self._counter is None else self._counter.value
-        self._bar.update(max(min(max(played, self._done), self._total) - self._bar.n, 0))
+        now = min(max(played, self._done), self._total)
+        self._bar.update(max(now - self._bar.n, 0))
 
     def finished(self, job: Job) -> None:
         """A job is done."""
         self._done += job.total
         self._bar.set_postfix_str(f"{job.preset}, {job.family}", refresh=False)
         self.show()
-        if self._bar.disable:
+        if not on_terminal():
             elapsed = time.monotonic() - self._started
             left = elapsed * (self._total - self._done) / self._done
             words = f"{job.preset}, {job.family} constants: done after {elapsed:,.0f} s, about {left:,.0f} s left"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,25 +11,29 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.metrics import growth_exponent, mean_and_interval
 from train.paper.experiment import OWN, Outcome
-from train.paper.presets import PRESETS, TUNED, WC_OPS
+from train.paper.presets import PRESETS, WC_OPS
 
 Results = dict[str, tc.RunResult]
 Row = tuple[str, str, str]
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "cannot tell"
 
-# "Comparable" and "similar" are within this share of the largest total there can be, L T.
-MARGIN = 0.05
+# "Comparable", "similar" and "lower" are all said with this share of the largest total there can be, L T.
+MARGIN = 0.01
 # Growth like sqrt(t), with some room above 1/2 for the logarithms that the theorems allow.
 LARGEST_EXPONENT = 0.6
 
-RULES = f"""All intervals are 95% intervals over runs; differences are taken run by run, since runs of the same number share
-their random numbers. *Lower*: the interval of the difference lies below zero (holds) or above it (does not hold). *Comparable*: it
-lies below {MARGIN:.0%} of L T, the largest total there can be, or above it. *Similar*: it lies within {MARGIN:.0%} of L T on both
-sides, or outside. *Grows like sqrt(t)*: over the last half of the episodes the exponent's interval lies below {LARGEST_EXPONENT}
-(1/2, and room for logarithms), or above it; a curve that ends at or below zero is within any bound. *Converges*: the unsafe amount
-of the last tenth of the episodes is below that of the first tenth and its sum grows with an exponent below 1, or one of them fails.
-Everything else is *cannot tell*."""
+RULES = f"""Intervals are 95% intervals over instances, each the mean of its runs; in brackets the half-width over the runs, with
+the instances as they are. Differences are taken run by run, since runs of the same number share their instance and their random
+numbers. There is one margin, {MARGIN:.0%} of L T, the largest total there can be. *Lower*: the interval of the difference lies
+below minus the margin (holds) or above it (does not hold). *Comparable*: it lies below the margin, or above it. *Similar*: it
+lies within the margin on both sides, or outside. *Grows like sqrt(t)*: over the last half of the episodes the exponent's
+interval lies below {LARGEST_EXPONENT} (1/2, and room for logarithms), or above it; a curve that ends at or below zero is within
+any bound. *Converges*: the unsafe amount of the last tenth of the episodes is below that of the first tenth and its sum grows
+with an exponent below 1, or one of them fails. Everything else is *cannot tell*. No regret is judged without the positive
+violation that it was bought with: lower or comparable regret does not hold where the positive violation is higher, its
+difference's interval above zero; and regret grows like sqrt(t) only where the positive violation does too, and fails where that
+fails."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Finding:
 
     Attributes:
         claim: What is claimed.
-        preset, family, sequence: Where it was tried; the family is "tuned" for WC-OPS with its tuned constants.
+        preset, family, sequence: Where it was tried.
         numbers: What was measured.
         verdict: Holds, does not hold, cannot tell.
     """
@@ -55,17 +59,12 @@ def findings(outcomes: Sequence[Outcome]) -> list[Finding]:
     """Every claim in every experiment that it is about."""
     found = []
     for outcome in outcomes:
+        job = outcome.job
         for sequence in dict.fromkeys(sequence for sequence, _ in outcome.results):
             results = {label: result for (where, label), result in outcome.results.items() if where == sequence}
-            found += _judge(outcome, outcome.job.family, sequence, results)
-            if TUNED.name in results:  # the same claims for the tuned constants, against rivals with the practical ones
-                found += _judge(outcome, "tuned", sequence, {**results, _US: results[TUNED.name]})
+            rows = _claims(PRESETS[job.preset].setting, results, job.instances)
+            found += [Finding(claim, job.preset, job.family, sequence, numbers, verdict) for claim, numbers, verdict in rows]
     return found
-
-
-def _judge(outcome: Outcome, family: str, sequence: str, results: Results) -> list[Finding]:
-    rows = _claims(PRESETS[outcome.job.preset].setting, results)
-    return [Finding(claim, outcome.job.preset, family, sequence, numbers, verdict) for claim, numbers, verdict in rows]
 
 
 def overall(rows: Sequence[Finding]) -> str:
@@ -77,10 +76,16 @@ def overall(rows: Sequence[Finding]) -> str:
     return f"{verdict} ({verdicts.count(HOLDS)} of {len(verdicts)} hold, {verdicts.count(FAILS)} do not)"
 
 
-def interval(values: Tensor) -> str:
-    """Mean and half-width over runs in words."""
-    mean, half = (float(x) for x in mean_and_interval(values))
-    return "undefined" if math.isnan(mean) else f"{mean:,.1f} +- {half:,.1f}"
+def by_instance(values: Tensor, instances: int) -> Tensor:
+    """Means over the runs of each instance: `(instances x runs, ...)` to `(instances, ...)`."""
+    return values.unflatten(0, (instances, -1)).mean(1)
+
+
+def interval(values: Tensor, instances: int) -> str:
+    """The mean of one value a run, `(instances x runs,)`, its half-width over instances, and over runs in brackets."""
+    mean, half = (float(x) for x in mean_and_interval(by_instance(values, instances)))
+    _, seeds = mean_and_interval(values.unflatten(0, (instances, -1)).mean(0))
+    return "undefined" if math.isnan(mean) else f"{mean:,.1f} +- {half:,.1f} ({float(seeds):,.1f})"
 
 
 def _decide(low: float, high: float, holds: bool, fails: bool) -> str:
@@ -89,23 +94,18 @@ def _decide(low: float, high: float, holds: bool, fails: bool) -> str:
     return HOLDS if holds else FAILS if fails else UNDECIDED
 
 
-def _difference(claim: str, ours: Tensor, theirs: Tensor, names: tuple[str, str], rule: Callable[[float, float], str]) -> Row:
-    mean, half = (float(x) for x in mean_and_interval(ours[:, -1] - theirs[:, -1]))
-    numbers = f"{names[0]} {interval(ours[:, -1])}, {names[1]} {interval(theirs[:, -1])}, difference {mean:,.1f} +- {half:,.1f}"
-    return claim, numbers, rule(mean - half, mean + half)
+def _both(first: str, second: str) -> str:
+    """The verdict of two that must both hold."""
+    return FAILS if FAILS in (first, second) else HOLDS if first == second == HOLDS else UNDECIDED
 
 
-def _lower(low: float, high: float) -> str:
-    return _decide(low, high, high < 0, low > 0)
-
-
-def _comparable(largest: float) -> Callable[[float, float], str]:
-    return lambda low, high: _decide(low, high, high <= MARGIN * largest, low > MARGIN * largest)
-
-
-def _similar(largest: float) -> Callable[[float, float], str]:
-    margin = MARGIN * largest
-    return lambda low, high: _decide(low, high, -margin <= low and high <= margin, low > margin or high < -margin)
+def _rule(word: str, low: float, high: float, margin: float) -> str:
+    """The verdict on a difference whose interval is (low, high)."""
+    if word == "lower than":
+        return _decide(low, high, high < -margin, low > -margin)
+    if word == "comparable to":
+        return _decide(low, high, high <= margin, low > margin)
+    return _decide(low, high, -margin <= low and high <= margin, low > margin or high < -margin)
 
 
 def _curve(result: tc.RunResult, quantity: str) -> Tensor:
@@ -113,52 +113,80 @@ def _curve(result: tc.RunResult, quantity: str) -> Tensor:
     return curve
 
 
-def _against(results: Results, rival: str, quantity: str, word: str) -> Iterator[Row]:
-    """WC-OPS's total against a rival's, if both played."""
-    ours, theirs = results.get(_US), results.get(rival)
-    if ours is None or theirs is None:
-        return
-    largest = float(ours.bounds["trivial"][-1])
-    rule = {"lower than": _lower, "comparable to": _comparable(largest), "similar to": _similar(largest)}[word]
-    claim = f"{quantity} {word} {rival}'s"
-    yield _difference(claim, _curve(ours, quantity), _curve(theirs, quantity), (_US, rival), rule)
+def _difference(ours: tc.RunResult, theirs: tc.RunResult, quantity: str, instances: int) -> tuple[str, float, float]:
+    """What two runs end with, in words, and the interval of the difference over instances."""
+    ends = [_curve(result, quantity)[:, -1] for result in (ours, theirs)]
+    mean, half = (float(x) for x in mean_and_interval(by_instance(ends[0] - ends[1], instances)))
+    words = f"{interval(ends[0], instances)} against {interval(ends[1], instances)}"
+    return f"{words}, difference {interval(ends[0] - ends[1], instances)}", mean - half, mean + half
 
 
-def _grows(results: Results, quantity: str) -> Iterator[Row]:
-    result = results[_US]
+def _against(results: Results, rival: str, quantity: str, word: str, instances: int) -> Iterator[Row]:
+    """WC-OPS's total against that of a rival, with every mode of radii that it played with."""
+    ours = results.get(_US)
+    for label, theirs in results.items() if ours is not None else ():
+        if label.split(",")[0] != rival:
+            continue
+        margin = MARGIN * float(ours.bounds["trivial"][-1])
+        numbers, low, high = _difference(ours, theirs, quantity, instances)
+        verdict = _rule(word, low, high, margin)
+        if verdict != HOLDS and word == "lower than" and high < 0:
+            numbers += ", below zero, but not by the margin"
+        if "regret" in quantity and verdict != FAILS:
+            words, worse, _ = _difference(ours, theirs, "positive violation", instances)
+            # a NaN is no proof of safety either
+            verdict = verdict if worse <= 0 else FAILS if worse > 0 else UNDECIDED
+            numbers += f"; positive violation {words}"
+        yield f"{quantity} {word} {_possessive(label)}", numbers, verdict
+
+
+def _possessive(label: str) -> str:
+    name, _, mode = label.partition(", ")
+    return f"{name}'s, {mode}" if mode else f"{name}'s"
+
+
+def _grows(results: Results, quantity: str, instances: int) -> Iterator[Row]:
+    numbers, verdict = _growth(results[_US], quantity, instances)
+    if "regret" in quantity:  # a learner that breaks the constraints can have any regret it likes
+        words, safe = _growth(results[_US], "positive violation", instances)
+        numbers, verdict = f"{numbers}; positive violation: {words}", _both(verdict, safe)
+    yield f"{quantity} grows like sqrt(t)", numbers, verdict
+
+
+def _growth(result: tc.RunResult, quantity: str, instances: int) -> tuple[str, str]:
+    """How a curve grows, in words, and whether that is like sqrt(t)."""
     curve = _curve(result, quantity)
-    claim, end = f"{quantity} grows like sqrt(t)", interval(curve[:, -1])
-    if float(curve[:, -1].mean()) <= 0:
-        yield claim, f"ends at {end}", HOLDS
-        return
-    slope, half = (float(x) for x in growth_exponent(result.episodes, curve))
+    end, mean = interval(curve[:, -1], instances), float(curve[:, -1].mean())
+    if mean <= 0:
+        return f"ends at {end}", HOLDS
+    slope, half = (float(x) for x in growth_exponent(result.episodes, by_instance(curve, instances)))
     low, high = slope - half, slope + half
     verdict = _decide(low, high, high <= LARGEST_EXPONENT, low > LARGEST_EXPONENT)
-    yield claim, f"exponent {slope:.2f} +- {half:.2f}, ends at {end}", verdict
+    return f"exponent {slope:.2f} +- {half:.2f}, ends at {end}", verdict
 
 
-def _simplex(results: Results) -> Iterator[Row]:
+def _simplex(results: Results, instances: int) -> Iterator[Row]:
     result = results[_US]
     unsafe, tenth = result.positive_violation, max(1, result.positive_violation.shape[1] // 10)
     first, last = unsafe[:, tenth - 1], unsafe[:, -1] - unsafe[:, -1 - tenth]
     claim = "simplex: the policies converge to the safe set"
-    numbers = f"unsafe amount {interval(first)} in the first tenth, {interval(last)} in the last"
+    numbers = f"unsafe amount {interval(first, instances)} in the first tenth, {interval(last, instances)} in the last"
     if float(first.max()) <= 0 and float(last.max()) <= 0:
         yield claim, f"{numbers}: never unsafe", HOLDS
         return
-    slope, half = (float(x) for x in growth_exponent(result.episodes, unsafe))
-    mean, width = (float(x) for x in mean_and_interval(last - first))
+    slope, half = (float(x) for x in growth_exponent(result.episodes, by_instance(unsafe, instances)))
+    mean, width = (float(x) for x in mean_and_interval(by_instance(last - first, instances)))
     shrinks, below = mean + width < 0, slope + half < 1
     verdict = _decide(slope, mean, shrinks and below, mean - width > 0 or slope - half >= 1)
     yield claim, f"{numbers}, exponent {slope:.2f} +- {half:.2f}", verdict
 
 
-def _claims(setting: str, results: Results) -> Iterator[Row]:
+def _claims(setting: str, results: Results, instances: int) -> Iterator[Row]:
     """What the paper claims of a setting: WC-OPS against its rivals, and how its totals grow."""
     if setting == "simplex":
-        yield from _simplex(results)
-    rivalries = [row for claim in _RIVALRIES.get(setting, ()) for row in _against(results, *claim)]
-    growths = [row for quantity in _GROWTHS.get(setting, ()) for row in _grows(results, quantity)]
+        yield from _simplex(results, instances)
+    rivalries = [row for claim in _RIVALRIES.get(setting, ()) for row in _against(results, *claim, instances)]
+    growths = [row for quantity in _GROWTHS.get(setting, ()) for row in _grows(results, quantity, instances)]
     for claim, numbers, verdict in rivalries + growths:
         yield _PREFIXES.get(setting, "") + claim, numbers, verdict
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.protocols import Axes
 from torchcmdp.trajectory import Trajectory
-from train.paper.presets import PRESETS, WC_OPS, Player, Preset, instance, learner, processes
+from train.paper.presets import PRESETS, WC_OPS, Player, Preset, instances, learner, processes, spread
 
 OWN, REPLAY = "own sequence", "replay"
 BEAT = 50  # episodes between two signs of life
-POINTS = 200
+POINTS = 100
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,10 @@ class Job:
 
     Attributes:
         preset: Its name.
-        family: "theory" or "practical".
-        episodes, runs: How much is played.
+        family: "theory", "practical", "small" or "tuned".
+        episodes: Of every run.
+        instances: How many CMDPs.
+        runs: Of each of them.
         folder: Of the experiment: its learners' folders go into <family> and <family>-replay.
         fresh: Forget what the folders hold.
     """
@@ -35,6 +38,7 @@ class Job:
     preset: str
     family: str
     episodes: int
+    instances: int
     runs: int
     folder: Path
     fresh: bool
@@ -63,20 +67,20 @@ class Outcome:
 
     @property
     def completed(self) -> bool:
+        """Whether every run was played to its end."""
         return all(result.completed for result in self.results.values())
 
 
-class WatchedSimulator(tc.Simulator):
-    """A simulator that gives a sign of life now and then, and keeps the policies at regular episodes if asked to.
+class RecordingSimulator(tc.Simulator):
+    """A simulator that keeps the policies at regular episodes.
 
     Args:
-        beat: Called with the number of episodes since the last call.
-        keep_every: Episodes between policies that are kept; 0 keeps none.
+        keep_every: Episodes between policies that are kept.
     """
 
-    def __init__(self, *arguments: Any, beat: Any = None, keep_every: int = 0, **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, keep_every: int, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._beat, self._keep_every = beat, keep_every
+        self._keep_every = keep_every
         self._policies: list[Tensor] = []
 
     @property
@@ -85,82 +89,119 @@ class WatchedSimulator(tc.Simulator):
         return torch.stack(self._policies) if self._policies else torch.zeros(0, self.runs, *self.layout.pair_shape)
 
     def rollout(self, policy: Tensor) -> Trajectory:
-        if self._keep_every and self.episode % self._keep_every == 0:
+        """As of a simulator; now and then the policy is kept."""
+        if self.episode % self._keep_every == 0:
             self._policies.append(policy.detach().clone())
-        trajectory = super().rollout(policy)
-        if self._beat is not None and self.episode % BEAT == 0:
-            self._beat(BEAT)
-        return trajectory
+        return super().rollout(policy)
 
     def state_axes(self) -> Axes:
         """As of a simulator; the kept policies have the runs on their second axis."""
-        return {**super().state_axes(), **({"policies": 1} if self._keep_every else {})}
+        return {**super().state_axes(), "policies": 1}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **({"policies": self.policies} if self._keep_every else {})}
+        """As of a simulator, with the policies that were kept."""
+        return {**super().state_dict(), "policies": self.policies}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
         rest = dict(state)
         self._policies = list(rest.pop("policies", ()))
         super().load_state_dict(rest)
 
 
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """The instances of a job, and what is played on them."""
+
+    job: Job
+    beat: Any = None
+
+    @cached_property
+    def preset(self) -> Preset:
+        """What the job plays."""
+        return PRESETS[self.job.preset]
+
+    @cached_property
+    def drawn(self) -> tuple[tc.LayeredCMDP, list[int]]:
+        """Its CMDPs, one an instance, and their seeds."""
+        return instances(self.preset, self.job.instances)
+
+    def processes(self, runs: int) -> tuple[tc.Process, tc.Process]:
+        """Rewards and costs for so many runs."""
+        return processes(self.preset, *self.drawn, self.job.episodes, runs)
+
+    def play(
+        self, player: Player, folder: str, runs: int, feedback: tuple[tc.Process, tc.Process]
+    ) -> tuple[tc.RunResult, tc.Simulator]:
+        """So many runs of a learner on each instance, or what is left of them."""
+        job, cmdp = self.job, spread(self.drawn[0], runs)
+        seeds: dict[str, Any] = {"runs": job.instances * runs, "seed": self.preset.seed}
+        if self.preset.setting == "simplex":
+            env: tc.Simulator = RecordingSimulator(cmdp, *feedback, **seeds, keep_every=max(1, job.episodes // POINTS))
+        else:
+            env = tc.Simulator(cmdp, *feedback, **seeds)
+        who, every = learner(player, cmdp, job.family, job.episodes), max(10, job.episodes // POINTS)
+        logdir = job.folder / folder / player.folder
+        return tc.run(
+            who, env, job.episodes, logdir, every, progress=False, fresh=job.fresh, images=False, on_progress=self.beat
+        ), env
+
+
 def play(job: Job, beat: Any = None) -> Outcome:
     """Play all of a job, or what is left of it; stops early if interrupted."""
-    preset = PRESETS[job.preset]
-    cmdp = instance(preset)
+    scene = Scene(job, beat)
     results: dict[tuple[str, str], tc.RunResult] = {}
     policies: dict[str, Tensor] = {}
-    players = preset.players_of(job.family)
+    players = scene.preset.players_of(job.family)
     for player in players:
-        env = _simulator(job, preset, cmdp, processes(preset, cmdp, job.episodes), beat)
-        result = _run(job, player, preset, cmdp, env, job.family)
+        result, env = scene.play(player, job.family, job.runs, scene.processes(job.runs))
         results[OWN, player.name] = result
-        if preset.setting == "simplex":
-            policies[player.name] = env.policies
+        if isinstance(env, RecordingSimulator):
+            policies[player.name] = env.policies[:, : job.runs]  # those of the first instance, which is drawn
         if not result.completed:
             return Outcome(job, results, policies)
-    if preset.adaptive:
-        sequences = _record(job, preset, cmdp, beat)
+    if scene.preset.adaptive:
+        sequences = _record(scene)
         for player in players if sequences else ():
-            env = _simulator(job, preset, cmdp, _replay(preset, cmdp, job.episodes, sequences), beat)
-            results[REPLAY, player.name] = _run(job, player, preset, cmdp, env, f"{job.family}-replay")
+            feedback = _replay(scene, sequences)
+            results[REPLAY, player.name], _ = scene.play(player, f"{job.family}-replay", job.runs, feedback)
             if not results[REPLAY, player.name].completed:
                 break
     return Outcome(job, results, policies)
 
 
-def _simulator(
-    job: Job, preset: Preset, cmdp: tc.LayeredCMDP, feedback: tuple[tc.Process, tc.Process], beat: Any, runs: int | None = None
-) -> WatchedSimulator:
-    keep = max(1, job.episodes // POINTS) if preset.setting == "simplex" else 0
-    seeds: dict[str, Any] = {"runs": runs or job.runs, "seed": preset.seed}
-    return WatchedSimulator(cmdp, *feedback, **seeds, beat=beat, keep_every=keep)
+def _record(scene: Scene) -> tuple[Tensor, ...] | None:
+    """The sequences that the adversary produces against a single run of WC-OPS on every instance; None if interrupted."""
+    first, second = (tc.Recorder(process, scene.job.episodes) for process in scene.processes(1))
+    result, _ = scene.play(Player(WC_OPS.key, "recorded"), f"{scene.job.family}-recording", 1, (first, second))
+    return (first.sequence, second.sequence) if result.completed else None
 
 
-def _run(
-    job: Job, player: Player, preset: Preset, cmdp: tc.LayeredCMDP, env: WatchedSimulator, folder: str, runs: int | None = None
-) -> tc.RunResult:
-    who = learner(player, preset, cmdp, job.family, job.episodes, runs or job.runs)
-    logdir = job.folder / folder / player.folder
-    every = max(10, job.episodes // POINTS)  # a logging point costs as much as some episodes
-    return tc.run(who, env, job.episodes, logdir, every, progress=False, fresh=job.fresh, images=False)
+class InstanceReplay(tc.Replay):
+    """A sequence for every instance, which all runs of it meet.
+
+    Args:
+        sequence: `(T x instances x ...)`.
+        runs: Of each instance.
+    """
+
+    def __init__(self, sequence: Tensor, runs: int) -> None:
+        super().__init__(sequence)
+        self._runs = runs
+
+    @property
+    def values(self) -> Tensor:
+        """Of this episode, each instance's for all of its runs."""
+        return super().values.repeat_interleave(self._runs, 0)
+
+    def config(self) -> dict[str, Any]:
+        """What defines the process, ready for JSON."""
+        return {**super().config(), "runs": self._runs}
 
 
-def _record(job: Job, preset: Preset, cmdp: tc.LayeredCMDP, beat: Any) -> tuple[Tensor, Tensor] | None:
-    """The sequences that the adversary produces against a single run of WC-OPS; None if interrupted."""
-    recorders = tuple(tc.Recorder(process, job.episodes) for process in processes(preset, cmdp, job.episodes))
-    env = _simulator(job, preset, cmdp, recorders, beat, runs=1)
-    if not _run(job, Player(WC_OPS.key, "recorded"), preset, cmdp, env, f"{job.family}-recording", runs=1).completed:
-        return None
-    rewards, costs = (recorder.sequence for recorder in recorders)
-    # the recording has one run, and everybody meets it
-    return (rewards[:, 0] if rewards.dim() == 5 else rewards), (costs[:, 0] if costs.dim() == 6 else costs)
-
-
-def _replay(preset: Preset, cmdp: tc.LayeredCMDP, episodes: int, sequences: tuple[Tensor, Tensor]) -> tuple[tc.Process, tc.Process]:
+def _replay(scene: Scene, sequences: tuple[Tensor, ...]) -> tuple[tc.Process, tc.Process]:
     """The recorded sequences where there was an adversary, and the same noise as ever where there was none."""
-    live = processes(preset, cmdp, episodes)
-    rewards = tc.Replay(sequences[0]) if preset.rewards.startswith("ogd") else live[0]
-    costs = tc.Replay(sequences[1]) if preset.costs.startswith("ogd") else live[1]
+    preset, live, runs = scene.preset, scene.processes(scene.job.runs), scene.job.runs
+    rewards = InstanceReplay(sequences[0], runs) if preset.rewards.startswith("ogd") else live[0]
+    costs = InstanceReplay(sequences[1], runs) if preset.costs.startswith("ogd") else live[1]
     return rewards, costs

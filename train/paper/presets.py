@@ -1,22 +1,31 @@
-"""The experiments: what each plays on, and which learners meet there. The instances were chosen by seed before anything was run."""
+"""The experiments: what each plays on, and who meets there. The instances follow from seeds chosen before anything was run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS, Learner
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 
-# The two families of constants: multiples of the bonuses and of the transition widths, the same for every learner that has them.
-FAMILIES: Mapping[str, Mapping[str, float]] = {
-    "theory": {"bonus_scale": 1.0, "radius_scale": 1.0},
-    "practical": {"bonus_scale": 0.1, "radius_scale": 0.1},
+# The families of constants: a multiple of the bonuses and of the transition radii, the same for every learner that has them.
+SCALES: Mapping[str, float] = {"theory": 1.0, "practical": 0.1, "small": 0.02}
+FAMILIES = (*SCALES, "tuned")  # in the last one every learner has its own, below
+RIVALS_COMMAND = "python -m train tune rivals"
+# By learner, multiples of the constants of "theory": those of `WCOPS.practical`, and what RIVALS_COMMAND found for the others on
+# instances drawn by the same rule, with the same horizon and objective. `radii` is the best of the three modes.
+TUNED: Mapping[str, Mapping[str, Any]] = {
+    "wc-ops": PRACTICAL_SCALES,
+    "opt-cmdp": {"scale": 0.03, "radii": "published"},
+    "opt-primal-dual": {"scale": 0.03, "steps": 30.0},
+    "pdb-ps": {"scale": 1.0, "steps": 10.0},
+    "greedy": {},
 }
 
 DELTA = 0.01
@@ -42,24 +51,26 @@ class Player:
     key: str
     label: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    families: tuple[str, ...] = tuple(FAMILIES)
+    families: tuple[str, ...] = FAMILIES
 
     @property
     def name(self) -> str:
+        """What the player is called in figures and tables."""
         return self.label or LEARNERS[self.key].name
 
     @property
     def folder(self) -> str:
+        """What its folder is called."""
         return re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One experiment: an instance drawn from `random_cmdp` by its seed, where its rewards and costs come from, and who plays.
+    """One experiment: instances drawn from `random_cmdp` by its seed, where their rewards and costs come from, and who plays.
 
     Attributes:
         setting: "stochastic", "adversarial-reward", "adversarial", "simplex" or "waking".
-        seed: Of the instance and of the runs.
+        seed: Of the instances and of the runs.
         players: In the order of the legend.
         widths, actions, constraints: Of `random_cmdp`.
         margin: By how much the safest policy is safe: the costs are shifted to this Slater gap, so that the constraints bind. Drawn
@@ -80,7 +91,7 @@ class Preset:
     margin: float = 0.5
     rewards: str = "bernoulli"
     costs: str = "bernoulli"
-    families: tuple[str, ...] = ("theory", "practical")
+    families: tuple[str, ...] = FAMILIES
 
     def players_of(self, family: str) -> list[Player]:
         """Who plays with this family of constants."""
@@ -92,21 +103,24 @@ class Preset:
         return "ogd" in self.rewards + self.costs
 
 
-WC_OPS, OPT_CMDP, GREEDY = Player("wc-ops"), Player("opt-cmdp"), Player("greedy")
-PRIMAL_DUAL, PDB_PS = Player("opt-primal-dual"), Player("pdb-ps", "PDB-PS (reconstruction)")
+WC_OPS, GREEDY, PDB_PS = Player("wc-ops"), Player("greedy"), Player("pdb-ps", "PDB-PS (reconstruction)")
+PRIMAL_DUAL = Player("opt-primal-dual")
+# OptCMDP with each of its three modes of radii; tuned with the best of them
+OPT_CMDP = (
+    *(Player("opt-cmdp", f"OptCMDP, {mode} radii", {"radii": mode}, tuple(SCALES)) for mode in ("matched", "published", "literal")),
+    Player("opt-cmdp", "OptCMDP, tuned", families=("tuned",)),
+)
 
-TUNED = Player("wc-ops", "WC-OPS, tuned", PRACTICAL_SCALES, families=("practical",))  # WCOPS.practical
-
-STOCHASTIC = (WC_OPS, OPT_CMDP, PRIMAL_DUAL, PDB_PS, TUNED)
-ADVERSARIAL_REWARD = (WC_OPS, OPT_CMDP, GREEDY, PDB_PS, TUNED)
-ADVERSARIAL = (WC_OPS, GREEDY, PDB_PS, TUNED)
-SIMPLEX = (WC_OPS, PDB_PS, TUNED)
+STOCHASTIC = (WC_OPS, *OPT_CMDP, PRIMAL_DUAL, PDB_PS)
+ADVERSARIAL_REWARD = (WC_OPS, *OPT_CMDP, GREEDY, PDB_PS)
+ADVERSARIAL = (WC_OPS, GREEDY, PDB_PS)
+SIMPLEX = (WC_OPS, PDB_PS)
 WAKING = (
     WC_OPS,
     Player("wc-ops", "WC-OPS, threshold x 0.001", {"threshold_scale": 1e-3}),
     Player("wc-ops", "WC-OPS, threshold x 0.0001", {"threshold_scale": 1e-4}),
     Player("wc-ops", "WC-OPS, empirical threshold", {"violation_threshold": "empirical"}),
-    TUNED,
+    Player("wc-ops", "WC-OPS, tuned", PRACTICAL_SCALES),
 )
 
 PRESETS: Mapping[str, Preset] = {
@@ -138,13 +152,34 @@ PRESETS: Mapping[str, Preset] = {
 }  # fmt: skip
 
 
-def instance(preset: Preset) -> tc.LayeredCMDP:
-    """The CMDP that the preset's seed draws.
+# Between the seeds of two instances of an experiment, so that no two experiments and no two draws of one share any.
+STRIDE = 10_000
+BINDING = 1e-3  # by how much the best safe policy falls short of the best one, at least, where the constraints bind
+
+
+def instances(preset: Preset, count: int) -> tuple[tc.LayeredCMDP, list[int]]:
+    """The first so many instances of an experiment as one batch, and their seeds: `preset.seed`, then one every `STRIDE`.
+
+    A draw in which safety costs nothing says nothing about safety and is passed over, before anything is played on it.
+    """
+    found: list[tc.LayeredCMDP] = []
+    seeds: list[int] = []
+    seed = preset.seed
+    while len(found) < count:
+        cmdp = instance(preset, seed)
+        if float(tc.unconstrained_optimum(cmdp).value - tc.safe_optimum(cmdp).value) >= BINDING:
+            found, seeds = [*found, cmdp], [*seeds, seed]
+        seed += STRIDE
+    return tc.stack_cmdps(found), seeds
+
+
+def instance(preset: Preset, seed: int | None = None) -> tc.LayeredCMDP:
+    """The CMDP that a seed draws, by default the preset's own.
 
     With a single state, costs are stretched to the range of `ARM_COSTS` and an arm that pays more also costs more.
     """
     size = (preset.widths, preset.actions, preset.constraints)
-    cmdp = tc.random_cmdp(*size, preset.seed, feasibility="binding", margin=preset.margin)
+    cmdp = tc.random_cmdp(*size, preset.seed if seed is None else seed, feasibility="binding", margin=preset.margin)
     if preset.setting != "simplex":
         return cmdp
     costs, (low, high) = cmdp.costs.sort(-1).values, ARM_COSTS
@@ -152,20 +187,37 @@ def instance(preset: Preset) -> tc.LayeredCMDP:
     return tc.LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards.sort(-1).values, costs)
 
 
-def processes(preset: Preset, cmdp: tc.LayeredCMDP, episodes: int) -> tuple[tc.Process, tc.Process]:
-    """Where the rewards and the costs come from."""
-    rewards: tc.Process = tc.Bernoulli(cmdp.rewards)
+def spread(cmdp: tc.LayeredCMDP, runs: int) -> tc.LayeredCMDP:
+    """Every instance of a batch so many times in a row: one for each of its runs."""
+    tensors = (cmdp.transitions, cmdp.rewards, cmdp.costs)
+    return tc.LayeredCMDP(cmdp.layout, *(tensor.repeat_interleave(runs, 0) for tensor in tensors))
+
+
+def processes(
+    preset: Preset, cmdp: tc.LayeredCMDP, seeds: Sequence[int], episodes: int, runs: int
+) -> tuple[tc.Process, tc.Process]:
+    """Where the rewards and the costs come from.
+
+    Args:
+        preset: The experiment.
+        cmdp, seeds: Its instances.
+        episodes: How many will be played.
+        runs: Of each instance.
+    """
+    own = spread(cmdp, runs)
+    rewards: tc.Process = tc.Bernoulli(own.rewards)
     if preset.rewards.startswith("ogd"):
-        rewards = tc.OGDAdversary(cmdp.rewards, sign=-1, step=STEP, **_schedule(preset.rewards, episodes))
-    costs: tc.Process = tc.Bernoulli(cmdp.costs, low=-1)
+        rewards = tc.OGDAdversary(own.rewards, sign=-1, step=STEP, **_schedule(preset.rewards, episodes))
+    costs: tc.Process = tc.Bernoulli(own.costs, low=-1)
     if preset.costs.startswith("ogd"):
-        caps = tc.safe_caps(cmdp, SAFE_BY)
-        costs = tc.OGDAdversary(cmdp.costs, sign=1, step=STEP, low=-1.0, high=caps, **_schedule(preset.costs, episodes))
+        caps = tc.safe_caps(own, SAFE_BY)
+        costs = tc.OGDAdversary(own.costs, sign=1, step=STEP, low=-1.0, high=caps, **_schedule(preset.costs, episodes))
     elif preset.costs == "switching":
         # costs of another draw over the same transitions: what was safe need not stay so, and a safe policy exists in both
-        other = tc.random_cmdp(preset.widths, preset.actions, preset.constraints, preset.seed + 1000, feasibility="any")
-        later = _made_safe(cmdp, other.costs)
-        costs = tc.Switching([cmdp.costs, later], at=[max(1, episodes // 3)], noise="bernoulli", low=-1)
+        size = (preset.widths, preset.actions, preset.constraints)
+        other = torch.stack([tc.random_cmdp(*size, seed + 1000, feasibility="any").costs for seed in seeds])
+        later = _made_safe(cmdp, other).repeat_interleave(runs, 0)
+        costs = tc.Switching([own.costs, later], at=[max(1, episodes // 3)], noise="bernoulli", low=-1)
     return rewards, costs
 
 
@@ -175,20 +227,45 @@ def _schedule(process: str, episodes: int) -> dict[str, Any]:
 
 
 def _made_safe(cmdp: tc.LayeredCMDP, costs: Tensor) -> Tensor:
-    """The costs, lowered alike everywhere until some policy is safe in the CMDP's transitions, which lowering them cannot undo."""
+    """The costs, lowered alike everywhere until some policy is safe in the CMDPs' transitions, which lowering them cannot undo."""
     missing = (-tc.slater_gap(cmdp, costs)).clamp_min(0) / cmdp.layout.layers
-    return ((costs - missing) * cmdp.layout.pair_mask()).clamp_min(-1)
+    return ((costs - missing[:, None, None, None, None]) * cmdp.layout.pair_mask()).clamp_min(-1)
 
 
-def learner(player: Player, preset: Preset, cmdp: tc.LayeredCMDP, family: str, episodes: int, runs: int) -> Learner:
-    """The learner with the family's constants, where it has them; radii are matched to WC-OPS's."""
-    scales = FAMILIES[family]
-    own: dict[str, Any] = {
-        "wc-ops": dict(scales),
-        "opt-cmdp": {**scales, "radii": "matched"},
-        "opt-primal-dual": {**scales, "radii": "matched", "slater_gap": float(tc.slater_gap(cmdp))},
-        "pdb-ps": {"radius_scale": scales["radius_scale"], "confidence": "entrywise"},
-        "greedy": {},
-    }[player.key]
+def learner(player: Player, cmdp: tc.LayeredCMDP, family: str, episodes: int) -> Learner:
+    """The learner with the family's constants, where it has them, for a batch of CMDPs, one a run."""
+    constants = {"scale": SCALES[family]} if family in SCALES else TUNED[player.key]
+    own = settings(player.key, constants, cmdp)
     kind = tc.WCOPS.scaled if player.key == "wc-ops" else LEARNERS[player.key]
-    return kind(cmdp.layout, cmdp.constraints, episodes, DELTA, runs, **{**own, **player.options})
+    return kind(cmdp.layout, cmdp.constraints, episodes, DELTA, cmdp.batch_shape[0], **{**own, **player.options})
+
+
+def settings(key: str, constants: Mapping[str, Any], cmdp: tc.LayeredCMDP) -> dict[str, Any]:
+    """The arguments of a learner's class.
+
+    Args:
+        key: Its name in `LEARNERS`.
+        constants: "scale", of the bonuses and of the radii alike, a float or one a run; "steps", of the step sizes of the policy
+            and of the multipliers; and anything else as the class takes it.
+        cmdp: What it will play on, one a run.
+    """
+    rest = dict(constants)
+    scale, steps = rest.pop("scale", None), rest.pop("steps", 1.0)
+    scales = {} if scale is None else {"bonus_scale": scale, "radius_scale": scale}
+    if key == "opt-cmdp":
+        return {"radii": "matched", **scales, **rest}
+    if key == "opt-primal-dual":
+        # its bonus is L times the sum of the radii over the successors: with WC-OPS's scale it is cut off at the largest value
+        # there is, in every pair alike, and the policy does not move; divided by L n, it is the mean radius of a successor
+        scales["radius_scale"] = scale / (cmdp.layout.layers * cmdp.layout.width)
+        moves = {name: _times(steps, LEARNERS[key].hyperparameters[name]) for name in ("primal_step", "dual_step")}
+        return {"radii": "matched", "slater_gap": tc.slater_gap(cmdp), **scales, **moves, **rest}
+    if key == "pdb-ps":
+        moves = {name: _times(steps, LEARNERS[key].hyperparameters[name]) for name in ("eta", "dual_step")}
+        return {"radius_scale": scale, "confidence": "entrywise", **moves, **rest}
+    return {**scales, **rest} if key == "wc-ops" else rest
+
+
+def _times(factor: Tensor | float, default: Any) -> Any:
+    """A step that is a multiple of the learner's own."""
+    return lambda made: factor * default(made)

@@ -11,9 +11,9 @@ import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.metrics import growth_exponent, mean_and_interval
 from train.paper import simplex
-from train.paper.claims import RULES, Finding, findings, interval, overall
+from train.paper.claims import RULES, Finding, by_instance, findings, interval, overall
 from train.paper.experiment import OWN, REPLAY, Outcome
-from train.paper.presets import DELTA, FAMILIES, PRESETS, SAFE_BY, TUNED, WC_OPS, instance
+from train.paper.presets import DELTA, PRESETS, RIVALS_COMMAND, SAFE_BY, SCALES, STRIDE, WC_OPS, instance, instances
 from train.program import table, write_table
 
 FIGURES = {
@@ -23,14 +23,27 @@ FIGURES = {
 }
 
 INTRODUCTION = f"""The paper publishes neither its instances nor its horizons, so these instances were drawn from `random_cmdp`
-by the seeds below before their results were looked at, and none was thrown away. Their costs are shifted so that the constraints
-bind; with a single state an arm that pays more also costs more. `theory` plays the paper's constants; `practical` multiplies the
-bonuses and the transition widths of every learner that has them by {FAMILIES["practical"]["bonus_scale"]:g}; beside it plays
-"WC-OPS, tuned", with the constants of `WCOPS.practical`. The radii of OptCMDP, OptPrimalDual and PDB-PS are matched to WC-OPS's.
-PDB-PS is our addition, and a reconstruction. OptPrimalDual is told the true Slater gap. Adversaries are the paper's, turned against
-the learner; their costs leave one policy safe by {SAFE_BY:g} in every pair. Such an adversary gives each learner a sequence of its
-own, so each of these experiments is also played as a replay, to all learners, of the one sequence recorded against a single run of
+by the seeds below before their results were looked at: for every experiment its own seed and one every {STRIDE:,} after it, of
+which those are passed over in which the best policy is safe anyway. Their costs are shifted so that the constraints bind; with a
+single state an arm that pays more also costs more. `theory` plays the paper's constants; `practical` and `small` multiply the
+bonuses and the transition radii of every learner that has them by {SCALES["practical"]:g} and {SCALES["small"]:g}; in `tuned`
+WC-OPS has the constants of `WCOPS.practical`, and its rivals those that `{RIVALS_COMMAND}` found for them on the same training
+instances by the same objective.
+
+OptCMDP plays with three kinds of radii: *matched* to WC-OPS's, as *published*, where a cost's radius is that of a variable in
+[-1, 1], and *literal*, where the published radius, meant for costs in [0, 1], is rescaled to [-1, 1] and so twice as large.
+OptPrimalDual has matched radii and is told the true Slater gap; its bonus is L times the sum of the radii over n successors, so
+its transition radii are those of the family divided by L n (n the widest layer): with WC-OPS's own it would not move. PDB-PS,
+whose radii are matched, is our addition, and a reconstruction. Adversaries are the paper's, turned against the learner; their
+costs leave one policy safe by {SAFE_BY:g} in every pair. Such an adversary gives each learner a sequence of its own, so each of
+these experiments is also played as a replay, to all learners, of the sequence recorded on every instance against a single run of
 WC-OPS."""
+
+REALISED = """V sums <g_t, q_t> over the episodes. Where costs are stochastic ours takes for g_t the mean costs, which has the
+same expectation as the paper's, with realised ones, and less noise. Beside it the sum of the costs that were met along the paths
+walked."""
+
+FEW = "**These are {instances} instances, where the design asks for {enough}: a trial of the machinery, not a finding.**"
 
 
 def write_experiment(folder: Path, outcomes: Sequence[Outcome]) -> None:
@@ -38,18 +51,15 @@ def write_experiment(folder: Path, outcomes: Sequence[Outcome]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     preset = PRESETS[outcomes[0].job.preset]
     for sequence, suffix in ((OWN, ""), (REPLAY, "-replay")):
-        shown = {outcome.job.family: _of(outcome, sequence) for outcome in outcomes}
-        if all(shown.values()):
+        shown = [(outcome, _of(outcome, sequence)) for outcome in outcomes]
+        if all(results for _, results in shown):
             for name, (attribute, ylabel) in FIGURES.items():
                 if preset.setting == "adversarial" and name == "regret":
                     attribute, ylabel = "alpha_regret", "cumulative alpha-regret"
-                figure = plotting.draw([_panel(family, r, attribute, ylabel, name) for family, r in shown.items()])
+                figure = plotting.draw([_panel(outcome, r, attribute, ylabel, name) for outcome, r in shown])
                 plotting.save(folder / f"{name}{suffix}.png", figure)
     if preset.setting == "simplex":
         policies = {f"WC-OPS, {o.job.family} constants": o.policies[WC_OPS.name] for o in outcomes}
-        for outcome in outcomes:
-            if TUNED.name in outcome.policies:
-                policies[TUNED.name] = outcome.policies[TUNED.name]
         plotting.save(folder / "simplex.png", simplex.draw(instance(preset), policies))
     rows = [row for outcome in outcomes for row in _summary(outcome)]
     write_table(folder / "summary.csv", rows)
@@ -59,20 +69,27 @@ def _of(outcome: Outcome, sequence: str) -> dict[str, tc.RunResult]:
     return {label: result for (where, label), result in outcome.results.items() if where == sequence}
 
 
-def _panel(family: str, results: Mapping[str, tc.RunResult], attribute: str, ylabel: str, bound: str) -> plotting.Panel:
-    curves = {label: (result.episodes, getattr(result, attribute)) for label, result in results.items()}
+def _panel(outcome: Outcome, results: Mapping[str, tc.RunResult], attribute: str, ylabel: str, bound: str) -> plotting.Panel:
+    """The curves of one family, with bands over instances."""
+    family = outcome.job.family
+    curves = {
+        label: (result.episodes, by_instance(getattr(result, attribute), outcome.job.instances))
+        for label, result in results.items()
+    }
     return plotting.Panel(curves, ylabel, f"{family} constants", plotting.bounds_of(results, bound))
 
 
 def _summary(outcome: Outcome) -> list[dict[str, Any]]:
-    """One row a learner and sequence: totals with their half-widths, rates, and how often something unusual happened."""
-    rows = []
+    """One row a learner and sequence: totals with their half-widths over instances and runs, rates, and what was unusual."""
+    rows, instances = [], outcome.job.instances
     for (sequence, label), result in outcome.results.items():
         root = math.sqrt(float(result.episodes[-1]))
         row: dict[str, Any] = {"family": outcome.job.family, "sequence": sequence, "learner": label}
-        for name in ("regret", "anytime_regret", "alpha_regret", "violation", "positive_violation"):
-            curve = getattr(result, name)
+        for name in ("regret", "anytime_regret", "alpha_regret", "violation", "realised_violation", "positive_violation"):
+            curve = by_instance(getattr(result, name), instances)
             row[name], row[f"{name}_ci95"] = (float(x) for x in mean_and_interval(curve[:, -1]))
+            over_runs = getattr(result, name)[:, -1].unflatten(0, (instances, -1)).mean(0)
+            row[f"{name}_ci95_over_runs"] = float(mean_and_interval(over_runs)[1])
             row[f"{name}_over_sqrt_t"] = row[name] / root
             row[f"{name}_exponent"], row[f"{name}_exponent_ci95"] = (float(x) for x in growth_exponent(result.episodes, curve))
         for name in ("rho", "alpha", "safe_value", "best_value"):
@@ -82,24 +99,28 @@ def _summary(outcome: Outcome) -> list[dict[str, Any]]:
         row["episodes_with_gamma"] = result.count("Learner/gamma_active")
         row["elastic_projections"] = result.count("Solver/elastic")
         row["infeasible_programs"] = result.count("Solver/infeasible")
-        row["seconds"] = round(result.seconds, 1)
         rows.append(row)
     return rows
 
 
-def write_report(path: Path, outcomes: Sequence[Outcome], command: str) -> str:
-    """The report over all experiments that were played; returns its table of claims."""
+def write_report(path: Path, outcomes: Sequence[Outcome], command: str, enough: int) -> str:
+    """The report over all experiments that were played, with a warning below `enough` instances; returns its table of claims."""
     rows = findings(outcomes)
     job = outcomes[0].job
     claims = _claims_table(rows)
     parts = [
         "# The paper's experiments",
-        f"Written by `{command}`: {job.episodes:,} episodes, {job.runs} runs each, delta = {DELTA}.",
+        f"Written by `{command}`: {job.instances} instances an experiment, on each {job.runs} runs of {job.episodes:,} episodes, "
+        f"delta = {DELTA}.",
+        *([FEW.format(instances=job.instances, enough=enough)] if job.instances < enough else []),
         INTRODUCTION,
         "## Claims",
         claims,
         "Each learner on its own sequence; the single experiments and the replays are below.",
         RULES,
+        "## Violation by mean and by realised costs",
+        REALISED,
+        _realised_table(outcomes),
         "## Do the adaptive weights wake?",
         _waking_table(outcomes),
         "## Experiments",
@@ -133,7 +154,8 @@ def _waking_table(outcomes: Sequence[Outcome]) -> str:
             if active is None:
                 continue
             share = active / (float(result.episodes[-1]) * len(result.regret))
-            numbers = [f"{share:.1%}", interval(result.violation[:, -1]), interval(result.regret[:, -1])]
+            ends = (result.violation[:, -1], result.regret[:, -1])
+            numbers = [f"{share:.1%}", *(interval(end, outcome.job.instances) for end in ends)]
             cells.append([outcome.job.preset, outcome.job.family, sequence, label, *numbers])
     text = (
         "The cost estimates forget faster once the violation seen exceeds a threshold (Gamma > 0). With the paper's threshold that "
@@ -144,13 +166,29 @@ def _waking_table(outcomes: Sequence[Outcome]) -> str:
     return f"{text}\n\n{table(header, cells)}"
 
 
-def _instances_table(outcomes: Sequence[Outcome]) -> str:
+def _realised_table(outcomes: Sequence[Outcome]) -> str:
+    """Both readings of V, for every learner where costs are stochastic."""
     cells = []
+    for outcome in outcomes:
+        if PRESETS[outcome.job.preset].setting != "stochastic":
+            continue
+        for (_, label), result in outcome.results.items():
+            ends = (result.violation[:, -1], result.realised_violation[:, -1])
+            cells.append([outcome.job.preset, outcome.job.family, label, *(interval(end, outcome.job.instances) for end in ends)])
+    header = ["experiment", "constants", "learner", "V of mean costs", "of realised costs"]
+    return table(header, cells) if cells else "None of these experiments has stochastic costs and a claim about them."
+
+
+def _instances_table(outcomes: Sequence[Outcome]) -> str:
+    """What is played: the first seed of each experiment, how many were passed over, and means over the instances."""
+    cells, count = [], outcomes[0].job.instances
     for name in dict.fromkeys(outcome.job.preset for outcome in outcomes):
         preset = PRESETS[name]
-        cmdp = instance(preset)
-        value, gap = float(tc.safe_optimum(cmdp).value), float(tc.slater_gap(cmdp))
+        cmdp, seeds = instances(preset, count)
+        value, gap = float(tc.safe_optimum(cmdp).value.mean()), float(tc.slater_gap(cmdp).mean())
+        passed = (seeds[-1] - preset.seed) // STRIDE + 1 - count
         shape = "-".join(map(str, preset.widths))
-        numbers = [str(preset.seed), shape, str(preset.constraints), f"{value:.3f}", f"{gap:.3f}"]
+        numbers = [str(preset.seed), str(passed), shape, str(preset.constraints), f"{value:.3f}", f"{gap:.3f}"]
         cells.append([name, preset.purpose, *numbers, f"[figures]({name}/)"])
-    return table(["experiment", "what", "seed", "layers", "m", "safe optimum of the means", "Slater gap", ""], cells)
+    header = ["experiment", "what", "seed", "passed over", "layers", "m", "mean safe optimum", "mean Slater gap", ""]
+    return table(header, cells)

@@ -1,4 +1,4 @@
-"""`python -m train tune [study|horizons|threshold]`: constants for WC-OPS by gradient, and an empirical threshold."""
+"""`python -m train tune [study|rivals|horizons|threshold]`: constants for WC-OPS by gradient, and an empirical threshold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ STUDIES = {
     "study": Command(
         "train.tune.study", "find constants by gradient, and compare them on instances never seen (what `tune` alone does)"
     ),
+    "rivals": Command("train.tune.rivals", "constants for the rivals by a grid, on the same instances and by the same objective"),
     "horizons": Command("train.tune.horizons", "the paper's constants against the practical ones at several horizons"),
     "threshold": Command(
         "train.tune.threshold", "the empirical violation threshold: its premise, and what it does when costs change"

@@ -27,7 +27,7 @@ class Options:
 
     horizons: tuple[Count, ...] = (1000, 10_000)  # Episodes of a run.
     instances: int = 10  # Seeds of instances, each with stochastic and with changing costs.
-    weight: Positive = 2.0  # Of the positive violation in the objective.
+    weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
     widths: tuple[int, ...] = (1, 4, 4, 4, 1)  # States in each layer.
     actions: int = 3  # Actions in each state.
     constraints: int = 2  # Safety constraints.
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = []
     for horizon in options.horizons:
         instances = make_instances(*size, range(HELD_OUT, HELD_OUT + options.instances), horizon)
+        instances.check_weight(options.weight)
         config = {**settings, "size": size, "instances": options.instances, "methods": methods, "kinds": KINDS}
         results = stage(folder, f"horizon_{horizon}", config, lambda i=instances, T=horizon: evaluate(i, methods, T, **settings))
         rows += rows_of(results, instances.kinds, horizon)

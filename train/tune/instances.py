@@ -1,4 +1,4 @@
-"""The instances that studies are made on: random CMDPs whose costs stay as they are, or change after a third of the horizon."""
+"""The instances that studies are made on: random CMDPs that bind, with costs that stay, or change after a third of the horizon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from torchcmdp.tuning import Study
 
 KINDS = ("stochastic", "adversarial")
 HELD_OUT = 1000  # the first seed of the instances that the study never sees
-DRAWS = 1000  # of the costs after the change, until one policy is safe before and after it
+DRAWS = 1000  # of an instance, or of its costs after the change, until it is as asked
+GAP = 0.2  # Slater gap that costs are shifted to
+# What the price of safety may be: the largest multiplier of the best safe policy. Below, an instance has nothing to teach about
+# safety; above, no reasonable weight of the violation keeps a study from breaking the constraints.
+MULTIPLIERS = (0.5, 2.0)
+STRIDE = 10_000  # between the seeds of two draws of an instance, so that no two instances share any
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,22 +38,42 @@ class Instances:
     kinds: tuple[str, ...]
     change: int
 
-    def environment(self, instances: Tensor, seed: int) -> tc.Simulator:
-        """A fresh simulator in which every run plays its own instance."""
+    @property
+    def multipliers(self) -> Tensor:
+        """Of the best safe policy of each instance, the largest over the constraints, `(n,)`."""
+        return multipliers(self.cmdp)
+
+    def check_weight(self, weight: float) -> None:
+        """Refuse a weight of the violation with which it pays to break a constraint: it must exceed every multiplier."""
+        largest = float(self.multipliers.max())
+        if weight <= largest:
+            raise tc.InvalidInput(
+                f"--weight is {weight:g}; it must be greater than {largest:.3g}, the largest multiplier of the instances, or "
+                "breaking a constraint pays."
+            )
+
+    def environment(self, instances: Tensor, seed: int, distinct_runs: int | None = None) -> tc.Simulator:
+        """A fresh simulator in which every run plays its own instance; blocks of `distinct_runs` share their random numbers."""
         P, r, g = (x[instances] for x in (self.cmdp.transitions, self.cmdp.rewards, self.cmdp.costs))
         cmdp = tc.LayeredCMDP(self.cmdp.layout, P, r, g)
         costs = tc.Switching([self.before[instances], self.after[instances]], [self.change], noise="bernoulli", low=-1)
-        return tc.Simulator(cmdp, tc.Bernoulli(r), costs, runs=len(instances), seed=seed)
+        return tc.Simulator(cmdp, tc.Bernoulli(r), costs, runs=len(instances), seed=seed, distinct_runs=distinct_runs)
 
     def study(self, horizon: int, weight: float, delta: float) -> Study:
         """WC-OPS on all of these instances."""
         return Study(self.environment, len(self.kinds), horizon, weight, delta)
 
 
+def multipliers(cmdp: tc.LayeredCMDP) -> Tensor:
+    """What a unit of cost more would be worth to the best safe policy of every CMDP, in the dearest constraint, `(...)`."""
+    safe_set = tc.SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, cmdp.costs)
+    return tc.optimistic_optimum(cmdp.rewards, safe_set).multipliers.amax(-1)
+
+
 def make_instances(
     widths: Sequence[int], actions: int, constraints: int, seeds: Sequence[int], horizon: int, kinds: Sequence[str] = KINDS
 ) -> Instances:
-    """One instance for every seed and kind.
+    """One instance for every seed and kind, all with multipliers within `MULTIPLIERS`.
 
     An adversarial instance has the costs of the stochastic one of its seed for a third of the horizon, and then others, drawn so
     that one policy is safe before and after.
@@ -57,7 +82,7 @@ def make_instances(
     share = change / horizon
     cmdps, befores, afters, labels = [], [], [], []
     for seed in seeds:
-        cmdp = tc.random_cmdp(widths, actions, constraints, seed)
+        cmdp = _binding((widths, actions, constraints), seed)
         for kind in kinds:
             after = cmdp.costs if kind == "stochastic" else _other_costs(cmdp, seed)
             mean = share * cmdp.costs + (1 - share) * after if kind == "adversarial" else cmdp.costs
@@ -68,13 +93,30 @@ def make_instances(
     return Instances(tc.stack_cmdps(cmdps), torch.stack(befores), torch.stack(afters), tuple(labels), change)
 
 
+def _binding(size: tuple[Sequence[int], int, int], seed: int) -> tc.LayeredCMDP:
+    """The first of the draws of a seed in which safety has a price."""
+    for j in range(DRAWS):
+        cmdp = tc.random_cmdp(*size, seed + j * STRIDE, feasibility="binding", margin=GAP)
+        if _priced(cmdp):
+            return cmdp
+    raise tc.InvalidInput(f"None of {DRAWS} draws has a multiplier between {MULTIPLIERS[0]:g} and {MULTIPLIERS[1]:g}; {_OTHER}.")
+
+
 def _other_costs(cmdp: tc.LayeredCMDP, seed: int) -> Tensor:
-    """Costs drawn like those of a random CMDP, until one policy is safe for them and for the CMDP's own."""
+    """Costs drawn like those of a random CMDP, until one policy is safe for them and for the CMDP's own, and safety has a price."""
     generator = torch.Generator().manual_seed(2**31 + seed)
     for _ in range(DRAWS):
         draw = torch.rand(cmdp.costs.shape, generator=generator, dtype=cmdp.dtype)
         costs = (2 * draw - 1) * cmdp.layout.pair_mask()
         both = tc.LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards, torch.cat([cmdp.costs, costs]))
-        if float(tc.slater_gap(both)) >= 0:
+        mean = tc.LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards, (cmdp.costs + 2 * costs) / 3)
+        if float(tc.slater_gap(both)) >= 0 and _priced(mean):
             return costs
-    raise tc.InvalidInput(f"None of {DRAWS} draws gives costs that one policy meets before and after the change; take other sizes.")
+    raise tc.InvalidInput(f"None of {DRAWS} draws gives costs that one policy meets before and after the change; {_OTHER}.")
+
+
+_OTHER = "take other --widths, --actions or --constraints"
+
+
+def _priced(cmdp: tc.LayeredCMDP) -> bool:
+    return MULTIPLIERS[0] <= float(multipliers(cmdp)) <= MULTIPLIERS[1]

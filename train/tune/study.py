@@ -53,7 +53,7 @@ class Options:
     """
 
     horizon: Count = 1000  # Episodes of a run while tuning; the result is judged at ten times as many too.
-    weight: Positive = 2.0  # Of the positive violation in the objective.
+    weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
     steps: Count = 18  # Steps of the descent.
     instances: Count = 4  # Seeds of the training instances, each with stochastic and with changing costs.
     repeats: Count = 2  # Runs of each instance for each partial derivative.
@@ -94,7 +94,15 @@ def _check(options: Options) -> Path:
         raise tc.InvalidInput("--held-out is 1; an interval over instances needs at least 2.")
     if options.seed + options.instances > HELD_OUT:
         raise tc.InvalidInput(f"--seed is {options.seed}; training seeds must stay below {HELD_OUT}, where the unseen ones begin.")
-    return program.experiment_folder(options.logdir, options.name)
+    folder = program.experiment_folder(options.logdir, options.name)
+    training_instances(options).check_weight(options.weight)
+    return folder
+
+
+def training_instances(options: Options) -> Instances:
+    """What the constants are found on."""
+    seeds = range(options.seed, options.seed + options.instances)
+    return make_instances(options.widths, options.actions, options.constraints, seeds, options.horizon)
 
 
 def _forget(folder: Path) -> None:
@@ -114,18 +122,14 @@ class Work:
         self.options, self.folder = options, folder
         unrelated = ("name", "logdir", "fresh", "quick", "front", "front_steps", "held_out")
         self.config = {key: value for key, value in asdict(options).items() if key not in unrelated}
-        self.training = self.instances(range(options.seed, options.seed + options.instances), options.horizon)
+        self.training = training_instances(options)
         self.study = self.training.study(options.horizon, options.weight, options.delta)
         self.place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": program.on_terminal()}  # of every descent
 
-    def instances(self, seeds: Sequence[int], horizon: int) -> Instances:
-        """Instances of these seeds, for runs of that many episodes."""
-        o = self.options
-        return make_instances(o.widths, o.actions, o.constraints, seeds, horizon)
-
     def held_out(self, horizon: int) -> Instances:
         """The instances that nothing was chosen on."""
-        return self.instances(range(HELD_OUT, HELD_OUT + self.options.held_out), horizon)
+        o = self.options
+        return make_instances(o.widths, o.actions, o.constraints, range(HELD_OUT, HELD_OUT + o.held_out), horizon)
 
     def run(self) -> str:
         """All stages in turn; returns the report."""
