@@ -266,15 +266,15 @@ def test_interrupted_experiments_say_so_and_go_on(tmp_path, capsys, monkeypatch)
     size = ["--episodes", "30", "--instances", "2", "--runs", "2"]
     arguments = ["paper", "simplex-1", *size, "--jobs", "1", "--logdir", str(tmp_path)]
     whole = experiment.play(experiment.Job("simplex-1", "theory", 30, 2, 2, tmp_path / "whole", False))
-    rollout = experiment.WatchedSimulator.rollout
+    rollout = tc.Simulator.rollout
 
     def interrupted(self: Any, policy: torch.Tensor) -> Any:
         if self.episode == 17:
-            monkeypatch.setattr(experiment.WatchedSimulator, "rollout", rollout)
+            monkeypatch.setattr(tc.Simulator, "rollout", rollout)
             signal.raise_signal(signal.SIGINT)
         return rollout(self, policy)
 
-    monkeypatch.setattr(experiment.WatchedSimulator, "rollout", interrupted)
+    monkeypatch.setattr(tc.Simulator, "rollout", interrupted)
     assert main(arguments) == 130 and "the same command continues" in capsys.readouterr().err
     assert not (tmp_path / "paper" / "report-partial.md").exists()
     assert main(arguments) == 0
@@ -289,7 +289,7 @@ class Killed(BaseException):
 
 def test_kills_at_any_moment_leave_no_trace_in_the_summary(tmp_path, monkeypatch) -> None:
     """An adversarial experiment, its recording and its replays, killed again and again: every byte is as if it never was."""
-    run, rollout, left = tc.run, experiment.WatchedSimulator.rollout, [10**9]
+    run, rollout, left = tc.run, tc.Simulator.rollout, [10**9]
 
     def mortal(self: Any, policy: torch.Tensor) -> Any:
         left[0] -= 1
@@ -297,7 +297,7 @@ def test_kills_at_any_moment_leave_no_trace_in_the_summary(tmp_path, monkeypatch
             raise Killed
         return rollout(self, policy)
 
-    monkeypatch.setattr(experiment.WatchedSimulator, "rollout", mortal)
+    monkeypatch.setattr(tc.Simulator, "rollout", mortal)
     monkeypatch.setattr(tc, "run", lambda *args, **options: run(*args, **options, checkpoint_episodes=3))
 
     def play(name: str) -> experiment.Outcome:

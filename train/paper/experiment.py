@@ -17,7 +17,6 @@ from torchcmdp.trajectory import Trajectory
 from train.paper.presets import PRESETS, WC_OPS, Player, Preset, instances, learner, processes, spread
 
 OWN, REPLAY = "own sequence", "replay"
-BEAT = 50  # episodes between two signs of life
 POINTS = 100
 
 
