@@ -181,12 +181,12 @@ def test_uob_reps_is_wc_ops_without_constraints(cmdp: LayeredCMDP) -> None:
     blind, free = UOBREPS(cmdp.layout, 2, HORIZON, runs=3, **settings), WCOPS(cmdp.layout, 0, HORIZON, runs=3, **settings)
     without = LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards, cmdp.costs[:0])
     costly, costless = simulator(cmdp, 3), simulator(without, 3)
-    for _ in range(20):
+    for _ in range(HORIZON):  # long enough for costs to bind
         assert torch.equal(blind.policy, free.policy)
         first, second = costly.rollout(blind.policy), costless.rollout(free.policy)
         assert torch.equal(first.actions, second.actions) and torch.equal(first.rewards, second.rewards)
         blind.update(first)
         free.update(second)
     seeing = WCOPS(cmdp.layout, 2, HORIZON, runs=3, **settings)
-    play(seeing, simulator(cmdp, 3), 20)
+    play(seeing, simulator(cmdp, 3), HORIZON)
     assert (seeing.policy - blind.policy).abs().max() > 1e-3, "costs must matter to WC-OPS here"

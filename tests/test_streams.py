@@ -74,7 +74,7 @@ def test_streams_are_uniform_and_independent() -> None:
     """Mean, variance, and correlation between purposes, layers, runs, episodes and seeds, each within 5 standard errors."""
     n, stream = 512, RunStreams(3, runs=8)
     u = torch.stack([stream.uniform(t, 1, 4) for t in range(n)])
-    assert 0 <= u.min() and u.max() < 1
+    assert u.min() >= 0 and u.max() < 1
     count = u.numel()
     assert abs(u.mean() - 0.5) < 5 * (1 / 12 / count) ** 0.5
     assert abs(u.var() - 1 / 12) < 5 * (1 / 180 / count) ** 0.5

@@ -70,10 +70,12 @@ class LayeredCMDP:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Floating-point type of its tensors."""
         return self.transitions.dtype
 
     @property
     def device(self) -> torch.device:
+        """Where its tensors are."""
         return self.transitions.device
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LayeredCMDP:

@@ -238,7 +238,7 @@ def _reach(kernels: KernelSet, policy: Tensor, targets: Tensor, maximise: bool) 
         expected = kernels.optimistic(values, maximise=maximise, layer=k)
         values = (policies[k] * expected).sum(-2)
         values = torch.cat([indicators[k].expand(*values.shape[:-1], columns), values], dim=-1)
-    return values[..., 0, :].unflatten(-1, (layers, columns))
+    return torch.unflatten(values[..., 0, :], -1, (layers, columns))
 
 
 def _all_pairs(kernels: KernelSet, policy: Tensor, layout: Layout, maximise: bool) -> Tensor:

@@ -134,6 +134,7 @@ class RunWriter:
         self._buffer.truncate()
 
     def close(self) -> None:
+        """Write what is left."""
         self.flush()
 
     def _event(self, *, wall_time: float | None = None, **content: Any) -> None:

@@ -1,4 +1,4 @@
-"""The safe occupancy set: checked and mended once, at the door, without reading a value on the host."""
+"""The safe occupancy set: its shapes checked at the door, its intervals mended in one place, no value read on the host."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SafeSet:
 
     Attributes:
         layout: Layer widths and actions.
-        lower, upper: Transition intervals, `(... x L x S x A x S)`; zero in the padding. Kept in float64, which solvers work in;
-            where rounding has left no distribution between them they are moved until one fits.
+        lower, upper: Transition intervals, `(... x L x S x A x S)`; zero in the padding. Where rounding has left no distribution
+            between them, solvers see them moved until one fits.
         costs: (Optimistic) costs of the m safety constraints, `(... x m x L x S x A)`; zero in the padding.
     """
 
@@ -41,9 +41,6 @@ class SafeSet:
                 f"costs has shape {tuple(self.costs.shape)}; it needs a constraint axis before (L x S x A), of size 0 when "
                 "there are no constraints."
             )
-        lower, upper = _mended(self.lower, self.upper)
-        object.__setattr__(self, "lower", lower)
-        object.__setattr__(self, "upper", upper)
 
     @property
     def constraints(self) -> int:
@@ -60,8 +57,8 @@ class SafeSet:
             raise InvalidInput(f"the batch shapes {listed} do not broadcast.") from None
 
     def flat(self, batch: torch.Size) -> list[Tensor]:
-        """Lower, upper and costs in float64 with the one batch axis that `batch` flattens to."""
-        return [flattened(tensor, batch, 4) for tensor in (self.lower, self.upper, self.costs)]
+        """Lower and upper, mended, and costs, in float64 with the one batch axis that `batch` flattens to."""
+        return [flattened(tensor, batch, 4) for tensor in (*_mended(self.lower, self.upper), self.costs)]
 
 
 def flattened(tensor: Tensor, batch: torch.Size, own: int) -> Tensor:

@@ -17,7 +17,7 @@ class Status(IntEnum):
 
     advice: str
 
-    def __new__(cls, code: int, advice: str) -> Status:
+    def __new__(cls, code: int, advice: str) -> Status:  # noqa: D102
         member = int.__new__(cls, code)
         member._value_, member.advice = code, advice
         return member

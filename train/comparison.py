@@ -76,11 +76,13 @@ class Curves:
             self._writer.point(step, row)
 
     def close(self) -> None:
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
     @property
     def steps(self) -> Tensor:
+        """Where the points are, `(points,)`."""
         return torch.tensor([step for step, _ in self._points])
 
     def __getitem__(self, tag: str) -> Tensor:

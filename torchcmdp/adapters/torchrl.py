@@ -156,6 +156,7 @@ class TabularPolicy(torch.nn.Module):
         self.register_buffer("thresholds", thresholds(policy).expand(env.steps.runs, *policy.shape[-3:]))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Set `action`, drawn from the policy with the environment's own numbers."""
         layer = tensordict["layer"].clamp_max(self.env.cmdp.layout.layers - 1)
         rows = self.thresholds[self.env.steps.run, layer, tensordict["state"]]
         return tensordict.set("action", draw(rows, self.env.uniforms(tensordict)[:, ACTION, None]))

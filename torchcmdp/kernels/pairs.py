@@ -104,7 +104,7 @@ def weigh(geometry, target, upper, weight, base, known):
 
 @compiled
 def clip(start, stop, lower, upper, p, code):
-    """Move shares p that sum to one into their intervals: p <- clip(scale * p) with a sum of one.
+    """Fill in `weight` and `base` of a `Problem`. Where nothing may go the weight is zero: no pair is clipped for that alone.
 
     Newton's method on the scale: the sum is piecewise linear in it, so a scale that reproduces itself is exact.
 

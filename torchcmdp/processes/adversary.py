@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, choice, not_negative
@@ -61,9 +62,11 @@ class OGDAdversary(Process):
         self.episode = 0
 
     @property
+    @override
     def values(self) -> Tensor:
         return self._values
 
+    @override
     def advance(self, policy: Tensor) -> None:
         self.episode += 1
         rate = self.sign * self.step / (self.episode if self.horizon is None else self.horizon) ** 0.5
@@ -71,9 +74,11 @@ class OGDAdversary(Process):
         moved = self._values + rate * (played.unsqueeze(-4) if self._axes == 4 else played) * self._base
         self._values = torch.minimum(moved.clamp_min(self.low), self._high)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         return {"episode": self.episode, "values": self._values}
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(self, state, "episode", "values")
         values = state["values"]
@@ -83,6 +88,7 @@ class OGDAdversary(Process):
             )
         self.episode, self._values = int(state["episode"]), values.to(self._base)
 
+    @override
     def config(self) -> dict[str, Any]:
         names = ("sign", "step", "schedule", "horizon", "low")
         tensors = {"high": fingerprint(self._high), "base": fingerprint(self._base)}

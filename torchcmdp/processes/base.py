@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchcmdp.errors import InvalidInput
 from torchcmdp.protocols import Axes, first_axes
@@ -84,12 +85,15 @@ class Counted(Process):
 
     episode: int = 0
 
+    @override
     def advance(self, policy: Tensor) -> None:
         self.episode += 1
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         return {"episode": self.episode}
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(self, state, "episode")
         self.episode = int(state["episode"])
@@ -106,12 +110,14 @@ class Noisy(Process):
     noise: str | None = "bernoulli"
     low: float = 0.0
 
+    @override
     def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
         if self.noise is None:
             return values
         success = uniforms * (1 - self.low) < values - self.low
         return success.to(values.dtype) * (1 - self.low) + self.low
 
+    @override
     def largest(self, values: Tensor) -> Tensor:
         return values if self.noise is None else torch.where(values > self.low, torch.ones_like(values), values)
 

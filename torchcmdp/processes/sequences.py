@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.processes.base import (
@@ -77,6 +78,7 @@ class Switching(_Blocks):
     def _block(self) -> int:
         return sum(t <= self.episode for t in self.at)
 
+    @override
     def config(self) -> dict[str, Any]:
         return {**super().config(), "at": self.at}
 
@@ -98,6 +100,7 @@ class Cyclic(_Blocks):
     def _block(self) -> int:
         return self.episode // self.length % len(self._blocks)
 
+    @override
     def config(self) -> dict[str, Any]:
         return {**super().config(), "length": self.length}
 
@@ -128,32 +131,40 @@ class Recorder(Process):
         return torch.stack(torch.broadcast_tensors(*self._kept))
 
     @property
+    @override
     def values(self) -> Tensor:
         return self.process.values
 
+    @override
     def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
         return self.process.observe(values, uniforms)
 
+    @override
     def largest(self, values: Tensor) -> Tensor:
         return self.process.largest(values)
 
+    @override
     def advance(self, policy: Tensor) -> None:
         if len(self._kept) < self.episodes:
             self._kept.append(self.process.values)
         self.process.advance(policy)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         return {"process": self.process.state_dict(), "sequence": self.sequence}
 
+    @override
     def state_axes(self, mean_axes: int) -> Axes:
         own = any(values.dim() > mean_axes for values in self._kept or [self.values])
         return {"process": self.process.state_axes(mean_axes), "sequence": 1 if own else None}  # its first axis: the episodes
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(self, state, "process", "sequence")
         self.process.load_state_dict(state["process"])
         self._kept = list(state["sequence"].to(self.values).unbind(0))
 
+    @override
     def config(self) -> dict[str, Any]:
         return {**super().config(), "process": self.process.config(), "episodes": self.episodes}
 
@@ -176,6 +187,7 @@ class Replay(Counted):
         """Of this episode; when all were played, of the last."""
         return self._sequence[min(self.episode, len(self._sequence) - 1)]
 
+    @override
     def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
         if self.episode >= len(self._sequence):
             raise InvalidInput(
@@ -183,5 +195,6 @@ class Replay(Counted):
             )
         return values
 
+    @override
     def config(self) -> dict[str, Any]:
         return {**super().config(), "sequence": fingerprint(self._sequence)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import override
 
 from torchcmdp.processes.base import Noisy, Process, check_low, check_mean, fingerprint
 
@@ -22,9 +23,11 @@ class Fixed(Process):
         self._mean = check_mean(type(self).__name__, mean, -1.0)
 
     @property
+    @override
     def values(self) -> Tensor:
         return self._mean
 
+    @override
     def config(self) -> dict[str, Any]:
         return {**super().config(), "mean": fingerprint(self._mean)}
 
@@ -44,8 +47,10 @@ class Bernoulli(Noisy):
         self._mean = check_mean(type(self).__name__, mean, low)
 
     @property
+    @override
     def values(self) -> Tensor:
         return self._mean
 
+    @override
     def config(self) -> dict[str, Any]:
         return {**super().config(), "low": self.low, "mean": fingerprint(self._mean)}

@@ -26,7 +26,7 @@ __all__ = [
 
 def projection_solver(solver: str | ProjectionSolver) -> ProjectionSolver:
     """The solver of the projection that is meant by "newton", "cvxpy" or itself."""
-    return resolve(solver, ProjectionSolver, {"newton": Newton, "cvxpy": Cvxpy})
+    return resolve(solver, ProjectionSolver, {"newton": Newton, "cvxpy": Cvxpy})  # type: ignore[type-abstract]
 
 
 def project(

@@ -105,6 +105,8 @@ def raise_caps(
         found = open_[~undecided & (violation <= ACCEPTABLE_RESIDUAL)]
         v[found], lam[found], problem.cap[found] = now_v[found], now_lam[found], cap[found]
         open_ = open_[undecided]
+        if len(open_) == 0:
+            break
         cap[open_] *= 10
         part = problem.take(open_)._replace(cap=cap[open_])
         now_v[open_], now_lam[open_], spent = minimise(part, now_v[open_], now_lam[open_], tolerance, max_iterations)

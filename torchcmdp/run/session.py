@@ -143,18 +143,22 @@ class Session:
 
     @property
     def due(self) -> bool:
+        """Whether this episode is a logging point."""
         return self.played % self.log_every == 0 or self.completed
 
     @property
     def completed(self) -> bool:
+        """Whether every episode was played."""
         return self.played == self.episodes
 
     @property
     def name(self) -> str:
+        """What the learner is called."""
         return str(self.config["learner"]["name"])
 
     @property
     def last_point(self) -> int:
+        """The episode of the last logging point, 0 before the first."""
         return int(self.rows[-1]["episode"]) if self.rows else 0
 
     def step(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
+from torchcmdp.protocols import Axes
 from torchcmdp.trajectory import Trajectory
 from train.paper.presets import PRESETS, WC_OPS, Player, Preset, instance, learner, processes
 
@@ -90,6 +91,10 @@ class WatchedSimulator(tc.Simulator):
         if self._beat is not None and self.episode % BEAT == 0:
             self._beat(BEAT)
         return trajectory
+
+    def state_axes(self) -> Axes:
+        """As of a simulator; the kept policies have the runs on their second axis."""
+        return {**super().state_axes(), **({"policies": 1} if self._keep_every else {})}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **({"policies": self.policies} if self._keep_every else {})}

@@ -119,10 +119,12 @@ class Work:
         self.place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": program.on_terminal()}  # of every descent
 
     def instances(self, seeds: Sequence[int], horizon: int) -> Instances:
+        """Instances of these seeds, for runs of that many episodes."""
         o = self.options
         return make_instances(o.widths, o.actions, o.constraints, seeds, horizon)
 
     def held_out(self, horizon: int) -> Instances:
+        """The instances that nothing was chosen on."""
         return self.instances(range(HELD_OUT, HELD_OUT + self.options.held_out), horizon)
 
     def run(self) -> str:
@@ -146,6 +148,7 @@ class Work:
         return self.report(command, methods, judged, found.run_episodes)
 
     def stage(self, name: str, extra: Mapping[str, Any], function: Any) -> Any:
+        """What the function returns, kept in a file, so that an interrupted study does not do it again."""
         return stage(self.folder, name, {**self.config, "held_out": self.options.held_out, "extra": extra}, function)
 
     def changed(self) -> list[str]:
@@ -158,11 +161,13 @@ class Work:
         return words
 
     def search(self, candidates: int, runs: int) -> dict[str, Any]:
+        """The best of as many random candidates as the descent had steps."""
         options: dict[str, Any] = {"seed": self.options.seed, "progress": program.on_terminal()}
         best, found = random_search(self.study, BOX, candidates=candidates, runs=runs, **options)
         return {"best": best, "points": found}
 
     def judge(self, methods: Mapping[str, Mapping[str, float]], horizon: int) -> Results:
+        """Every method on the held-out instances."""
         o = self.options
         return evaluate(self.held_out(horizon), methods, horizon, o.weight, o.delta, o.seed)
 
