@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchcmdp.layout import Layout
-from torchcmdp.projection import ProjectionResult, project
+from torchcmdp.projection import Newton, ProjectionResult, project
 from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.safe_set import SafeSet
 
@@ -91,7 +91,7 @@ def derivatives_disagree(seed: int, batch: int, backend: str = "compiled") -> in
     zero = torch.zeros(layout.pair_shape, dtype=torch.float64)
 
     def function(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> ProjectionResult:
-        return project(zero, None, SafeSet(layout, lower, upper, costs), 1.0, log_reference=target, backend=backend)
+        return project(zero, None, SafeSet(layout, lower, upper, costs), 1.0, log_reference=target, solver=Newton(backend=backend))
 
     leaves = [x.clone().requires_grad_() for x in primals]
     result = function(*leaves)

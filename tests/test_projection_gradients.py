@@ -199,7 +199,9 @@ def test_known_transitions_move_within_the_simplex(backend: str) -> None:
 
     def function(logits: Tensor) -> Tensor:
         kernel = logits.softmax(-1) * real
-        return project(loss, reference, SafeSet(layout, kernel, kernel, safe_set.costs), 1.0, backend=backend).occupancy
+        return project(
+            loss, reference, SafeSet(layout, kernel, kernel, safe_set.costs), 1.0, solver=Newton(backend=backend)
+        ).occupancy
 
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(logits.shape, generator=generator, dtype=torch.float64)
@@ -213,7 +215,7 @@ def test_known_transitions_move_within_the_simplex(backend: str) -> None:
 def test_elastic_instances_have_derivatives() -> None:
     loss, reference, safe_set = random_instances((1, 3, 3, 1), 2, 2, batch=8, seed=7, severity=0.9)
     leaf = loss.clone().requires_grad_()
-    result = project(leaf, reference, safe_set, 0.5, cap=20.0)
+    result = project(leaf, reference, safe_set, 0.5, solver=Newton(multiplier_cap=20.0))
     elastic = result.status == ELASTIC
     assert elastic.sum() >= 4
     weights = torch.randn(reference.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -222,7 +224,9 @@ def test_elastic_instances_have_derivatives() -> None:
     direction = torch.randn(loss.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def moved(step: float) -> Tensor:
-        return (weights * project(loss + step * direction, reference, safe_set, 0.5, cap=20.0).occupancy).sum()
+        return (
+            weights * project(loss + step * direction, reference, safe_set, 0.5, solver=Newton(multiplier_cap=20.0)).occupancy
+        ).sum()
 
     assert torch.allclose((gradient * direction).sum(), (moved(1e-6) - moved(-1e-6)) / 2e-6, rtol=1e-6, atol=1e-7)
 

@@ -62,13 +62,14 @@ def solve(
         goal = torch.full((batch,), tolerance, dtype=target.dtype, device=target.device)
         iterations = torch.full((batch,), fixed_iterations, dtype=torch.int64, device=target.device)
         v, lam, iterations, _ = newton(problem, v, lam, goal, iterations, fixed_iterations)
+        empty = least_violation(problem, lam) > CERTAIN
     else:
         keep = (~invalid).nonzero().squeeze(-1)
         iterations = torch.zeros(batch, dtype=torch.int64, device=target.device)
         v[keep], lam[keep], iterations[keep] = minimise(problem.take(keep), v[keep], lam[keep], tolerance, max_iterations)
-        raise_caps(problem, v, lam, iterations, keep, tolerance, max_iterations)
+        empty = raise_caps(problem, v, lam, iterations, keep, tolerance, max_iterations)
     response = evaluate(problem, v, lam, fixed_iterations is not None)
-    return certify(problem, response, lam, scale, cap, iterations, invalid)
+    return certify(problem, response, lam, scale, cap, empty, iterations, invalid)
 
 
 def minimise(problem: Problem, v: Tensor, lam: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,26 +87,31 @@ def minimise(problem: Problem, v: Tensor, lam: Tensor, tolerance: float, max_ite
 
 def raise_caps(
     problem: Problem, v: Tensor, lam: Tensor, iterations: Tensor, keep: Tensor, tolerance: float, max_iterations: int
-) -> None:
-    """Raise the caps, in place, that are used up by sets which are not proven empty, until one or the other is certain."""
-    if lam.shape[1] == 0:
-        return
-    open_, cap = keep, problem.cap.clone()
+) -> Tensor:
+    """Raise the caps, in place, that are used up by sets which are not proven empty, until one or the other is certain.
+
+    Returns which sets are empty, `(B)`.
+    """
+    empty = torch.zeros_like(iterations, dtype=torch.bool)
+    open_, cap = keep[is_full(lam[keep], problem.cap[keep])], problem.cap.clone()
     now_v, now_lam = v.clone(), lam.clone()
-    while True:
+    while len(open_):
         violation = recover(problem.take(open_), evaluate(problem.take(open_), now_v[open_], now_lam[open_], False))[2].amax(1)
         undecided = is_full(now_lam[open_], cap[open_]) & (violation > ACCEPTABLE_RESIDUAL) & (cap[open_, 0] < HIGHEST_CAP)
-        undecided &= least_violation(problem.take(open_), now_lam[open_]) <= CERTAIN
+        proven = least_violation(problem.take(open_), now_lam[open_]) > CERTAIN
+        empty[open_] |= proven
+        undecided &= ~proven
         # where the raised cap has led to a safe occupancy it stays; a set that turned out empty keeps its own cap's answer
         found = open_[~undecided & (violation <= ACCEPTABLE_RESIDUAL)]
         v[found], lam[found], problem.cap[found] = now_v[found], now_lam[found], cap[found]
         open_ = open_[undecided]
         if len(open_) == 0:
-            return
+            break
         cap[open_] *= 10
         part = problem.take(open_)._replace(cap=cap[open_])
         now_v[open_], now_lam[open_], spent = minimise(part, now_v[open_], now_lam[open_], tolerance, max_iterations)
         iterations[open_] += spent
+    return empty
 
 
 def find_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> Tensor:
@@ -276,7 +282,7 @@ def recover(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tenso
 
 
 def certify(
-    problem: Problem, response: Response, lam: Tensor, scale: Tensor, cap: float, iterations: Tensor, invalid: Tensor
+    problem: Problem, response: Response, lam: Tensor, scale: Tensor, cap: float, empty: Tensor, iterations: Tensor, invalid: Tensor
 ) -> tuple[Tensor, ...]:
     """The fields of the result, with residual and duality gap (see `kernels.projection.certify`)."""
     occupancy, log_occupancy, used = recover(problem, response)
@@ -286,9 +292,7 @@ def certify(
     level = (lam * used[:, :-1]).sum(1) / problem.cap.squeeze(-1)
     full = is_full(lam, problem.cap)
     unpriced = violation - torch.where(full, level.clamp_min(0), 0.0)
-    empty = full & (violation > ACCEPTABLE_RESIDUAL)
-    if lam.shape[1]:
-        empty = empty & (least_violation(problem, lam) > CERTAIN)
+    empty = empty & full & (violation > ACCEPTABLE_RESIDUAL)
     safe = empty | (violation <= ACCEPTABLE_RESIDUAL)
     # at the cap the gap is a difference of numbers as large as the dual value, and it grows with the multipliers
     allowed = ACCEPTABLE_GAP * torch.where(empty, 1 + response.value.abs(), problem.cap.squeeze(-1) / cap)
