@@ -11,7 +11,6 @@ from torch import Tensor
 
 from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor
 
-
 # Every layer has random numbers of its own, and a stream keeps room for so many.
 MOST_LAYERS = 2**16
 
