@@ -85,14 +85,13 @@ BAD: dict[str, Any] = {
 }
 
 
-# What has no parameters to spoil, records that the library fills in, abstract bases, errors and modules; and what `test_bad_values`
-# feeds its own bad values to, because it plays, draws or solves.
+# What has no parameters to spoil, records that the library fills in, abstract bases, errors and modules; and what is fed its own
+# bad values by `test_bad_values`, because it plays, draws or solves.
 OTHERS = {
     "two_path_cmdp", "LEARNERS", "Learner", "Process", "OptimisticOptimum", "ProjectionResult", "RunResult", "Solver", "Status",
     "Trajectory", "adapters", "nn", "testing", "tuning", "InvalidInput", "RunFolderError", "TorchCMDPError", "__version__",
     "alpha_of", "rho", "safe_optimum", "safest_policy", "slater_gap", "unconstrained_optimum", "Simulator", "Tracker",
-    "plot_curves",
-    "run", "run_split",
+    "plot_curves", "run", "run_split",
 }  # fmt: skip
 
 

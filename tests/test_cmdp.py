@@ -143,7 +143,7 @@ def test_unrolling_agrees_with_powers_of_the_stationary_chain(horizon: int) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"horizon": 0}, "at least one step"),
+        ({"horizon": 0}, "horizon is 0; it must be a whole number of at least 1"),
         ({"start": 5}, "between 0 and 4"),
         ({"start": -1}, "between 0 and 4"),
         ({"rewards": torch.zeros(5)}, "needs transitions"),

@@ -60,6 +60,7 @@ class Literal:
             iota = math.log(2 * self.m * self.X * self.A * HORIZON / DELTA)
         else:
             iota = math.log(6 * self.X * self.A * (self.m + 1) * HORIZON / DELTA)
+        scale = self.scales[0] * (2 if self.mode == "literal" else 1)
         Vr, Vg = np.zeros(self.n[-1]), np.zeros((self.m, self.n[-1]))
         Qr: list[np.ndarray] = [np.empty(0)] * self.L
         Qg: list[np.ndarray] = [np.empty(0)] * self.L
@@ -71,10 +72,10 @@ class Literal:
                     P = self.M[k][x, a] / N if N else np.full(self.n[k + 1], 1 / self.n[k + 1])
                     B = self.L * sum(self.transition_radius(p, N, self.n[k + 1]) for p in P) if self.n[k + 1] > 1 else 0.0
                     N = max(N, 1)
-                    r = self.R[k][x, a] / N + self.scales[0] * math.sqrt(iota / (2 * N)) + B + P @ Vr
+                    r = self.R[k][x, a] / N + scale * math.sqrt(iota / (2 * N)) + B + P @ Vr
                     Qr[k][x, a] = min(max(r, 0), self.L - k)
                     for i in range(self.m):
-                        g = self.G[k][i, x, a] / N - self.scales[0] * math.sqrt(2 * iota / N) - B + P @ Vg[i]
+                        g = self.G[k][i, x, a] / N - scale * math.sqrt(2 * iota / N) - B + P @ Vg[i]
                         Qg[k][i, x, a] = min(max(g, -(self.L - k)), self.L - k)
             Vr, Vg = (self.policy[k] * Qr[k]).sum(-1), (self.policy[k] * Qg[k]).sum(-1)
         return Qr, Qg, float(Vr[0]), Vg[:, 0]
@@ -119,16 +120,17 @@ def test_it_is_the_literal_algorithm(mode: str, scale: float, cmdp: LayeredCMDP)
 
 
 @pytest.mark.parametrize("mode", RADIUS_MODES)
-def test_published_and_matched_widths(mode: str) -> None:
+def test_published_matched_and_literal_radii(mode: str) -> None:
     layout = tc.Layout((1, 2, 1), 3)
     visits = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64).expand(2, *layout.pair_shape) * layout.pair_mask()
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64)
     rewards, costs = feedback_radii(mode, visits, layout, 2, horizon=50, delta=0.1, bonus_scale=scales)
-    inside = 6 * 4 * 3 * 3 * 50 / 0.1 if mode == "published" else 2 * 2 * 4 * 3 * 50 / 0.1
-    full = math.sqrt(2 * math.log(inside))
+    inside = 2 * 2 * 4 * 3 * 50 / 0.1 if mode == "matched" else 6 * 4 * 3 * 3 * 50 / 0.1
+    # the published radius is for costs in [0, 1], and costs in [-1, 1] have twice that range
+    full = math.sqrt(2 * math.log(inside)) * (2 if mode == "literal" else 1)
     assert np.allclose(costs[:, 1, 1].numpy(), np.outer([1, 0.5], [full, full, full / 2]), rtol=1e-14)
     assert torch.equal(rewards, costs / 2) and (costs[:, ~layout.pair_mask()] == 0).all()
-    assert transition_kind(mode, "bernstein") == ("efroni" if mode == "published" else "bernstein")
+    assert transition_kind(mode, "bernstein") == ("bernstein" if mode == "matched" else "efroni")
 
 
 @pytest.mark.parametrize("mode", RADIUS_MODES)

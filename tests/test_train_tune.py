@@ -13,6 +13,8 @@ import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES, STUDY_COMMAND
 from torchcmdp.tuning import SCALES
 from train.__main__ import main
+from train.paper.presets import RIVALS_COMMAND, TUNED
+from train.tune import rivals
 from train.tune.evaluate import PAPER, evaluate, stage
 from train.tune.instances import MULTIPLIERS, make_instances
 from train.tune.study import BOX, START, Options
@@ -103,6 +105,22 @@ def test_evaluation_is_that_of_a_run_with_the_same_constants() -> None:
     total = result.regret[:, -1] + 2 * result.positive_violation_by_constraint[:, -1].sum(-1)
     assert found["objective"] == pytest.approx((total / 12).tolist())
     assert set(PAPER) == set(SCALES)
+
+
+def test_the_rivals_are_searched_over_a_grid_that_their_constants_come_from(tmp_path: Path, capsys, monkeypatch) -> None:
+    for key, grid in rivals.GRIDS.items():
+        constants = {**({"radii": "matched"} if "radii" in grid else {"confidence": "entrywise"}), **TUNED[key]}
+        assert set(constants) == set(grid) and all(value in grid[name] for name, value in constants.items())
+    assert RIVALS_COMMAND == "python -m train tune rivals"
+    small = {"opt-cmdp": {"radii": ("matched", "literal"), "scale": (0.1, 1.0)}}
+    monkeypatch.setattr(rivals, "GRIDS", small)
+    arguments = ["--horizon", "6", "--instances", "1", "--runs", "2", "--logdir", str(tmp_path)]
+    assert main(["tune", "rivals", *arguments]) == 0
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "tune-rivals" / "stages" / "opt-cmdp.json").read_text())["result"]
+    best = min(found, key=lambda point: point["objective"])
+    assert len(found) == 4 and f"radii {best['radii']}, scale {best['scale']}" in next(x for x in out.splitlines() if "best |" in x)
+    assert main(["tune", "rivals", "--weight", "0.1", *arguments]) == 2 and "largest multiplier" in capsys.readouterr().err
 
 
 def test_a_stage_is_played_again_only_for_other_settings(tmp_path: Path) -> None:

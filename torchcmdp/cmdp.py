@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, check_tensor, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, check_tensor, number, whole_number
 from torchcmdp.layout import MOST_LAYERS, Layout, check_layout
 
 ROW_SUM_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -157,9 +157,8 @@ def unroll(
                 "(N x A x N), rewards (N x A) and costs (m x N x A)."
             )
     check_memory(f"{horizon} layers of {states} states and {actions} actions", horizon * actions * states**2)
-    if not 0 <= whole_number("start", start, least=0) < states:
-        raise InvalidInput(f"start is {start}; it must be a state between 0 and {states - 1}.")
-    layers = [torch.tensor([start], device=transitions.device)]
+    number("start", start, f"a state between 0 and {states - 1}", lambda found: found.is_integer() and 0 <= found < states)
+    layers = [torch.tensor([int(start)], device=transitions.device)]
     for _ in range(horizon - 1):
         layers.append((transitions[layers[-1]] > 0).any(1).any(0).nonzero().squeeze(-1))
     layout = Layout([len(layer) for layer in layers] + [1], actions)

@@ -104,7 +104,7 @@ def weigh(geometry, target, upper, weight, base, known):
 
 @compiled
 def clip(start, stop, lower, upper, p, code):
-    """Fill in `weight` and `base` of a `Problem`. Where nothing may go the weight is zero: no pair is clipped for that alone.
+    """Move shares p that sum to one into their intervals: scaled, cut at the ends, and again of sum one.
 
     Newton's method on the scale: the sum is piecewise linear in it, so a scale that reproduces itself is exact.
 

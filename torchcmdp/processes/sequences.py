@@ -70,7 +70,7 @@ class Switching(_Blocks):
     def __init__(self, blocks: Sequence[Tensor], at: Sequence[int], *, noise: str | None = None, low: float = 0.0) -> None:
         super().__init__(blocks, noise, low)
         check_kind("at", at, Iterable, "a list of numbers of episodes")
-        self.at, switches = [whole_number("a number in at", t, least=1) for t in at], len(self._blocks) - 1
+        self.at, switches = [whole_number("a number in at", t, least=0) for t in at], len(self._blocks) - 1
         if len(self.at) != switches or any(t >= u for t, u in pairwise([0, *self.at])):
             raise InvalidInput(
                 f"at is {self.at} with {len(self._blocks)} blocks; expected {switches} increasing numbers of episodes, one for "
