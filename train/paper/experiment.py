@@ -94,6 +94,9 @@ class WatchedSimulator(tc.Simulator):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **({"policies": self.policies} if self._keep_every else {})}
 
+    def state_axes(self) -> dict[str, Any]:
+        return {**super().state_axes(), **({"policies": 1} if self._keep_every else {})}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         rest = dict(state)
         self._policies = list(rest.pop("policies", ()))
