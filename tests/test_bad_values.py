@@ -236,7 +236,16 @@ CASES: dict[str, dict[str, Callable[[], Any]]] = {
         "shape": lambda: tc.plot_curves("x.png", {"a": (CURVE[0], torch.ones(2, 4))}, "regret"),
         "folder": lambda: tc.plot_curves("/nowhere/at/all/x.png", {"a": CURVE}, "regret"),
         "format": lambda: tc.plot_curves("x.jgp", {"a": CURVE}, "regret"),
+        "none": lambda: tc.plot_curves("x.png", None),
+        "no label": lambda: tc.plot_curves("x.png", {"a": CURVE}),
     },
+    "evaluate": {
+        "none": lambda: tc.evaluate(None, CMDP),
+        "sum": lambda: tc.evaluate(REWARDS.new_zeros(REWARDS.shape), CMDP),
+        "shape": lambda: tc.evaluate(REWARDS[..., :1], CMDP),
+        "network": lambda: tc.evaluate(lambda states: states[:1], CMDP),
+    },
+    "load": {"nothing there": lambda: tc.load("nowhere")},
 }
 
 # Names without arguments to check: records that the library fills in, abstract bases, errors; and tensor functions that take any
@@ -245,7 +254,7 @@ UNCHECKED = {
     "two_path_cmdp", "LEARNERS", "Learner", "Process", "OptimisticOptimum", "ProjectionResult", "RunResult", "Solver", "Status",
     "Trajectory", "adapters", "testing", "tuning", "InvalidInput", "RunFolderError", "TorchCMDPError", "__version__",
     "flow_residual", "interval_residual", "occupancy_of", "pair_occupancy_of", "policy_of", "transitions_of", "uniform_occupancy",
-    "uniform_policy", "alpha_of",
+    "uniform_policy", "alpha_of", "Evaluation",
 }  # fmt: skip
 
 

@@ -147,7 +147,9 @@ def test_a_learner_with_other_attributes_does_not_reuse_a_folder(tmp_path: Path,
 
 @pytest.mark.filterwarnings("ignore:Constant has no state_dict")
 @pytest.mark.parametrize(
-    "value", [lambda t: t, print, object(), Wave, [1, lambda: 2], open(__file__), np.array([object()])], ids=lambda value: type(value).__name__
+    "value",
+    [lambda t: t, print, object(), Wave, [1, lambda: 2], open(__file__), np.array([object()])],
+    ids=lambda value: type(value).__name__,
 )
 def test_what_cannot_be_compared_is_not_reused(tmp_path: Path, value: Any) -> None:
     layout = make_env().layout

@@ -59,12 +59,11 @@ class RunFolder:
             return None
         try:
             state = _load(self.path / "checkpoint.pt")
-            if state is not None and not _same(config, state["standing"]):
+            if state is not None and not _same(config, state.get("standing", "")):
                 _compare(self.path, json.loads(state["config"]), config)
             elif state is None and (self.path / "config.json").exists():
                 _compare(self.path, _read_json(self.path / "config.json"), config)
-            begun = (self.path / "config.json").exists() if state is None else state["played"] != config["episodes"]
-            if lacking and begun:
+            if lacking and ((self.path / "config.json").exists() if state is None else state.get("played") != config["episodes"]):
                 raise RunFolderError(
                     f"{self.path} holds a run that was interrupted and cannot be continued, since {lacking}; {ADVICE}."
                 )
@@ -187,9 +186,8 @@ def _load(path: Path) -> dict[str, Any] | None:
             raise ValueError(f"it has format {state['format']} and this version reads {FORMAT}")
         if state.pop("checksum") != digest(state):
             raise ValueError("its content is not what was saved: the checksum differs")
-        whole = [json.loads(state["config"]), json.loads(state["standing"] if state["standing"] != "" else "{}")]
-        if not all(isinstance(settings, dict) for settings in whole) or not isinstance(state["played"], int):
-            raise ValueError("its settings, or how many episodes were played, are of another type")
+        if not all(isinstance(json.loads(text), dict) for text in (state["config"], state.get("standing") or "{}")):
+            raise ValueError("its settings are of another type")
         return dict(state)
     except Exception as error:  # whatever a damaged file makes zipfile, pickle, torch or json raise
         raise RunFolderError(f"the checkpoint {path} cannot be read ({first_line(error)}); {ADVICE}.") from error

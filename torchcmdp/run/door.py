@@ -46,6 +46,8 @@ def check_counts(session: Session, state: Mapping[str, Any]) -> None:
         value = state.get(name)
         if type(value) is not int or not least <= value <= most:
             raise InvalidInput(f"its {name} is {_brief(value)}; expected a whole number from {least} to {most}.")
+    if not isinstance(state.get("standing"), str):
+        raise InvalidInput(f"its standing is {_brief(state.get('standing'))}; expected a text.")
     seconds = state.get("seconds")
     if type(seconds) is not float or not 0 <= seconds < math.inf:
         raise InvalidInput(f"its seconds are {_brief(seconds)}; expected a number that is not negative.")
