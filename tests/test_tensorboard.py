@@ -30,12 +30,8 @@ TAGS = {
 def test_the_tags_and_their_values(tmp_path):
     result = play(tmp_path)
     events = read(tmp_path)
-<<<<<<< HEAD
     assert set(events.Tags()["scalars"]) >= TAGS
-=======
-    assert TAGS <= set(events.Tags()["scalars"])
     assert "Theory/regret" not in events.Tags()["scalars"]  # of a learner that has no theorem
->>>>>>> w/silent
     assert steps(events, "Regret/cumulative") == result.episodes.tolist()
     values = [event.value for event in events.Scalars("Violation/positive")]
     assert values == pytest.approx(result.positive_violation.mean(0).tolist(), rel=1e-6)

@@ -101,9 +101,6 @@ class RecordingSimulator(tc.Simulator):
         """As of a simulator, with the policies that were kept."""
         return {**super().state_dict(), "policies": self.policies}
 
-    def state_axes(self) -> dict[str, Any]:
-        return {**super().state_axes(), **({"policies": 1} if self._keep_every else {})}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         rest = dict(state)
