@@ -177,6 +177,8 @@ def test_the_design_has_twenty_instances_and_no_two_experiments_share_one() -> N
     assert paper.INSTANCES >= 20
     seeds = [seed for p in presets.PRESETS.values() if p.setting != "waking" for seed in presets.instances(p, 20)[1]]
     assert len(set(seeds)) == len(seeds)
+    cmdp, _ = presets.instances(presets.PRESETS["stochastic-1"], 20)  # one draw is passed over, in which safety costs nothing
+    assert (tc.unconstrained_optimum(cmdp).value - tc.safe_optimum(cmdp).value).min() >= presets.BINDING
 
 
 def test_families_scale_every_learner_that_has_radii() -> None:
