@@ -154,32 +154,43 @@ class LiteralWCOPS:
         """What the last projection minimised, KL(q, target) + penalty * violation up to a constant, at any q."""
         flat = np.concatenate([layer.ravel() for layer in q])
         divergence = float(flat @ (np.log(flat) - self.log_target - 1))
-        return divergence + self.penalty * float(np.maximum(self.constraint_rows()[3] @ flat, 0).sum())
+        return divergence + self.penalty * max(0.0, *(self.in_units(self.constraint_rows()[3]) @ flat))
+
+    @staticmethod
+    def in_units(C: np.ndarray) -> np.ndarray:
+        """Every constraint divided by its largest cost, rounded to a power of two: what violations are compared in."""
+        return C / 2.0 ** np.round(np.log2(np.abs(C).max(1, keepdims=True)))
 
     def project(self, target: Layers) -> None:
-        """argmin KL(q, target) + penalty * violation over the plausible occupancies; the violation is zero where it can be."""
+        """argmin KL(q, target) over the safe set; where that is empty, KL + penalty * the largest violation."""
         E, e, G, C = self.constraint_rows()
+        C = self.in_units(C)
         self.log_target = log_target = np.concatenate([np.log(t).ravel() for t in target])
-        q, slack = cp.Variable(len(log_target)), cp.Variable(self.m, nonneg=True)
+        q, slack = cp.Variable(len(log_target)), cp.Variable(nonneg=True)
         # entropy and linear part apart: then no number as small as the target's enters a cone
         divergence = -cp.sum(cp.entr(q)) - (log_target + 1) @ q
         flow, intervals, safety = E @ q == e, G @ q <= 0, C @ q <= slack
-        problem = cp.Problem(cp.Minimize(divergence + self.penalty * cp.sum(slack)), [flow, intervals, safety])
+        least = cp.Problem(cp.Minimize(slack), [flow, intervals, safety, q >= 0]).solve(solver=cp.HIGHS)
+        self.elastic_now = bool(least > 1e-9)
+        hard = [] if self.elastic_now else [slack == 0]
+        problem = cp.Problem(cp.Minimize(divergence + self.penalty * slack), [flow, intervals, safety, *hard])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where rounding stops Clarabel early it says so; `polish` goes on from there
             problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-13, tol_gap_rel=1e-13, tol_feas=1e-13, max_iter=200)
-        prices = np.clip(safety.dual_value, 0, self.penalty)
-        elastic = slack.value > 1e-6
+        prices = np.maximum(safety.dual_value, 0)
         self.binding_seen += int((prices > 1e-3).sum())
-        self.elastic_now = bool(elastic.any())
         self.elastic_seen += int(self.elastic_now)
-        prices[elastic] = self.penalty
+        tight = prices > 1e-6 * self.penalty if self.elastic_now else prices > -(C @ q.value)
+        together = C[tight]
+        if self.elastic_now:  # the tight constraints are violated alike, and their prices sum to the penalty
+            prices = np.where(tight, prices, 0) * self.penalty / prices[tight].sum()
+            together = C[tight][1:] - C[tight][:1]
         room = -(G @ q.value) / np.maximum(np.abs(G) @ q.value, 1e-300)
-        active = np.concatenate([np.ones(len(E), bool), intervals.dual_value > room, ~elastic & (prices > -(C @ q.value))])
-        priced = active | np.concatenate([np.zeros(len(E) + len(G), bool), elastic])
-        rows, sides = np.concatenate([E, G, C]), np.concatenate([e, np.zeros(len(G) + self.m)])
-        multipliers = np.concatenate([flow.dual_value, intervals.dual_value, prices])
-        polished = polish(log_target - rows[priced].T @ multipliers[priced], rows[active], sides[active])
+        active = intervals.dual_value > room
+        rows = np.concatenate([E, G[active], together])
+        sides = np.concatenate([e, np.zeros(len(rows) - len(e))])
+        paid = E.T @ flow.dual_value + G[active].T @ intervals.dual_value[active] + C[tight].T @ prices[tight]
+        polished = polish(log_target - paid, rows, sides)
         close = np.abs(polished - q.value).max() < 1e-4
         self.polished_seen += int(close)
         flat = polished if close else q.value

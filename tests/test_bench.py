@@ -25,13 +25,12 @@ def test_projection_benchmark_writes_what_it_prints(tmp_path, capsys):
     assert "not measured" in printed  # the aims are about another size
 
 
-def test_episode_benchmark_times_both_engines(tmp_path, capsys):
-    arguments = ["bench", "episode", "--batches", "2", "--episodes", "2", "--seconds", "0.01", "--cvxpy-episodes", "1"]
-    assert main([*arguments, "--logdir", str(tmp_path)]) == 0
-    row = [cell.strip() for cell in capsys.readouterr().out.splitlines()[4].strip("|").split("|")]
-    assert row[0] == "2" and row[3].endswith("x") and row[4] == "-"
-    compiled, slow, ratio, through = (float(row[j].replace(",", "").rstrip("x")) for j in (1, 2, 3, 5))
-    assert min(compiled, slow, through) > 0 and abs(ratio - compiled / slow) < 0.1 + 0.01 * ratio
+def test_episode_benchmark_accounts_for_the_whole_episode(tmp_path, capsys):
+    arguments = ["bench", "episode", "--batches", "2", "--episodes", "5", "--cvxpy-episodes", "1", "--logdir", str(tmp_path)]
+    assert main(arguments) == 0
+    row = [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].strip("|").split("|")]
+    assert row[0] == "2" and row[-1].endswith("x")
+    assert 95 <= sum(int(cell.rstrip("%")) for cell in row if cell.endswith("%")) <= 105
 
 
 def test_program_benchmark_agrees_with_highs(tmp_path, capsys):

@@ -242,7 +242,7 @@ def test_ctrl_c_exits_with_130_and_the_same_command_continues(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert "Interrupted after" in err and "the same command continues" in err and "Traceback" not in err
     assert torch.load(table.with_name("checkpoint.pt"), weights_only=True)["played"] >= 1
 
