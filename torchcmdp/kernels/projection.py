@@ -146,7 +146,7 @@ def solve(geometry, problem, cap, limits, warm, work, occupancy, log_occupancy):
             v[j] = 0.0
         for i in range(lam.shape[0]):
             lam[i] = 0.0
-    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response.known)
+    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response)
     plain = min(PLAIN_ITERATIONS, limits.max_iterations)
     iterations, converged = newton(geometry, problem, cap, limits.tolerance, plain, work)
     if not converged and plain < limits.max_iterations:

@@ -32,7 +32,7 @@ def respond_range(
                 instance.costs[i, pair] = costs[b, i, pair_at[pair]]
         for j in range(state_at.shape[0]):
             work.v[j] = potentials[b, state_at[j]]
-        weigh(geometry, instance.target, instance.upper, work.weight, work.base, response.known)
+        weigh(geometry, instance.target, instance.upper, work.weight, work.base, response)
         evaluate(geometry, problem, response, work.v, work.lam)
         for pair in range(pair_at.shape[0]):
             s[b, pair_at[pair]] = response.s[pair]
