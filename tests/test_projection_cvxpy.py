@@ -18,6 +18,7 @@ from torchcmdp.occupancy import flow_residual, interval_residual, occupancy_of, 
 from torchcmdp.projection import cvxpy_layer
 from torchcmdp.projection.cvxpy_layer import RETRY_CAPS, Cvxpy
 from torchcmdp.projection.problem import DEFAULT_CAP, LOG_FLOOR, ProjectionResult
+from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.status import ELASTIC, MAX_ITERATIONS, SOLVED
 
@@ -283,7 +284,7 @@ def test_one_failing_instance_does_not_disturb_the_others(monkeypatch: pytest.Mo
     assert flow_residual(result.occupancy[1]) < 1e-12
     assert interval_residual(result.occupancy[1], safe.lower[1], safe.upper[1]) < 1e-12
     unsafe = (safe.costs[1] * result.occupancy[1].sum(-1)).sum().clamp_min(0)
-    assert abs(result.residual[1] - unsafe) < 1e-12 and unsafe > 0.1
+    assert abs(result.residual[1] - unsafe / units(safe.costs)[1, 0]) < 1e-12 and unsafe > 0.1
     assert result.multipliers[1].isnan().all() and result.gap[1].isnan() and result.gap[[0, 2]].max() < 1e-7
     assert (result.potentials[1][~TINY.state_mask()] == 0).all()
     result.occupancy[..., 0, 0].sum().backward()
