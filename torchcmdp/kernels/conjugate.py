@@ -31,7 +31,8 @@ class Iterates(NamedTuple):
 def empty_iterates(geometry: Geometry) -> Iterates:
     """Room for `iterate`, of size zero where blocks are factored."""
     size = len(geometry.state_at) + 1 if geometry.iterative else 0
-    return Iterates(*(np.zeros(size) for _ in range(5)), np.full(1, 1e-12))
+    inverse, residual, direction, image, solution = np.zeros((5, size))
+    return Iterates(inverse, residual, direction, image, solution, np.full(1, 1e-12))
 
 
 @compiled
