@@ -29,7 +29,7 @@ def solve(target: Tensor, safe_set: SafeSet, geometry: Geometry | None = None, c
     flat = [np.ascontiguousarray(t.numpy()).reshape(batch, -1) for t in (target, safe_set.lower, safe_set.upper)]
     costs = np.ascontiguousarray(safe_set.costs.numpy()).reshape(batch, m, pairs)
     limits = Limits(cap, 1e-11, 500)
-    return project_batch(geometry or geometry_of(layout), *flat, costs, layout.layers * layout.width, limits)
+    return project_batch(geometry or geometry_of(layout), *flat, costs, states=layout.layers * layout.width, limits=limits)
 
 
 def log_target(loss: Tensor, reference: Tensor, eta: float = 1.0) -> Tensor:

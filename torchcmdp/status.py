@@ -26,8 +26,8 @@ class Status(IntEnum):
     ELASTIC = (
         1,
         (
-            "A multiplier is at its cap: no occupancy is safe, or only just, and this one trades violation for loss; raise "
-            "multiplier_cap if eta or the losses are large, loosen the costs otherwise."
+            "No occupancy is safe, and this one trades its largest violation for loss at the price of multiplier_cap; loosen the "
+            "costs or widen the intervals if that is not what you want."
         ),
     )
     MAX_ITERATIONS = (

@@ -10,24 +10,29 @@ from torchcmdp.kernels.cpu import compiled
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.pairs import FREE
 
-# The part of the right-hand side at which a solution will do, and the steps after which it has to.
-ENOUGH, STEPS = 1e-11, 3000
+# Steps after which a solution has to do.
+STEPS = 3000
 
 
 class Iterates(NamedTuple):
-    """Work space `(n + 1)`: inverse diagonal (zero at states that cannot be resolved), residual, direction, its image, solution."""
+    """Work space `(n + 1)`: inverse diagonal (zero at states that cannot be resolved), residual, direction, its image, solution.
+
+    `enough` `(1)` is the part of the right-hand side at which a solution will do.
+    """
 
     inverse: np.ndarray
     residual: np.ndarray
     direction: np.ndarray
     image: np.ndarray
     solution: np.ndarray
+    enough: np.ndarray
 
 
 def empty_iterates(geometry: Geometry) -> Iterates:
     """Room for `iterate`, of size zero where blocks are factored."""
     size = len(geometry.state_at) + 1 if geometry.iterative else 0
-    return Iterates(*(np.zeros(size) for _ in range(5)))
+    inverse, residual, direction, image, solution = np.zeros((5, size))
+    return Iterates(inverse, residual, direction, image, solution, np.full(1, 1e-12))
 
 
 @compiled
@@ -43,6 +48,11 @@ def apply(geometry, response, x, image):
         for pair in range(j * actions, (j + 1) * actions):
             mass = s[pair]
             start, stop = row[pair], row[pair + 1]
+            if stop - start == 1:
+                along = mass * (x[j] - x[successor[start]])
+                own += along
+                image[successor[start]] -= along
+                continue
             mean = 0.0
             for e in range(start, stop):
                 mean += p[e] * x[successor[e]]
@@ -108,7 +118,7 @@ def iterate(geometry, response, iterates, rhs):
         solution[j] = 0.0
         size += residual[j] * direction[j]
     direction[n] = 0.0
-    goal = ENOUGH * ENOUGH * size
+    goal = iterates.enough[0] ** 2 * size
     for _ in range(STEPS):
         if not size > goal:
             break

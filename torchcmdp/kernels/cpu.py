@@ -32,7 +32,7 @@ def _announce() -> None:
     print("compiling kernels, once: this takes some seconds", file=sys.stderr, flush=True)
 
 
-class _KernelCache(FunctionCache):
+class _KernelCache(FunctionCache):  # type: ignore[misc]
     """Numba's cache on disk, with the stamp of all kernel files, and one line on stderr when something is not in it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -60,7 +60,7 @@ class _Unlinked:
     def set_env(self, name: str, environment: Any) -> None: ...
 
 
-class _InnerCompiler(Compiler):
+class _InnerCompiler(Compiler):  # type: ignore[misc]
     """Numba optimises a function again in every caller of its callers; this one leaves it to the outermost."""
 
     def compile_extra(self, func: Callable[..., Any]) -> Any:
@@ -71,7 +71,7 @@ class _InnerCompiler(Compiler):
         return super().compile_extra(func)
 
 
-class _EntryCompiler(Compiler):
+class _EntryCompiler(Compiler):  # type: ignore[misc]
     """Makes the functions that were linked in private to the entry: they lose the arguments and copies that nobody needs."""
 
     def compile_extra(self, func: Callable[..., Any]) -> Any:

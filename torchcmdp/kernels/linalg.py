@@ -41,11 +41,17 @@ class System(NamedTuple):
 
 def empty_system(geometry: Geometry, m: int) -> System:
     """Room for `prepare`, `solve` and `schur`."""
-    n = len(geometry.state_at)
-    widest = int(np.diff(geometry.first).max())
-    blocks = (0, 0) if geometry.iterative else (int(geometry.diagonal[-1]), int(geometry.above[-1]))
-    sizes = (*blocks, (m, n + 1), (m, n + 1), (m, m), widest, widest)
-    return System(*(np.zeros(size) for size in sizes), empty_iterates(geometry))
+    n, widest = len(geometry.state_at), int(np.diff(geometry.first).max())
+    return System(
+        diagonal=np.zeros(0 if geometry.iterative else int(geometry.diagonal[-1])),
+        above=np.zeros(0 if geometry.iterative else int(geometry.above[-1])),
+        border=np.zeros((m, n + 1)),
+        solved=np.zeros((m, n + 1)),
+        corner=np.zeros((m, m)),
+        flow=np.zeros(widest),
+        free=np.zeros(widest),
+        iterates=empty_iterates(geometry),
+    )
 
 
 @compiled

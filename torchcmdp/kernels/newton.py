@@ -237,6 +237,8 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
         slack = 1e-12 * (1.0 + abs(value))
         value = rebalance(geometry, problem, value, slack, work)
         spend(problem, response, used)
+        # far from the solution a rough step will do
+        work.system.iterates.enough[0] = min(max(1e-2 * worst, 1e-12), 1e-4)
         slope, longest = newton_step(geometry, problem, cap, work)
         value = search(geometry, problem, cap, value, slope, longest, slack, work)
         if value == math.inf:
@@ -274,7 +276,7 @@ def cooled_newton(geometry, problem, cap, tolerance, max_iterations, work):
         last = temperature <= 1.0
         for e in range(target.shape[0]):
             work.scaled[e] = target[e] / temperature
-        weigh(geometry, work.scaled, upper, problem.weight, problem.base, work.response.known)
+        weigh(geometry, work.scaled, upper, problem.weight, problem.base, work.response)
         stage_tolerance, stage_limit = (tolerance, max_iterations - used) if last else (1e-3, min(30, max_iterations - used))
         spent, converged = newton(geometry, scaled, cap / temperature, stage_tolerance, stage_limit, work)
         used += spent

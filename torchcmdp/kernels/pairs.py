@@ -43,6 +43,7 @@ class Response(NamedTuple):
         s: `(P)`, occupancy of the pairs, one in sum over every layer.
         exponent, penalty: `(P)`, work space.
         t: `(P)`, ln p - z of the free entries of a clipped pair, psi if there are none.
+        scale: `(P)`, what the free answer of a clipped pair was multiplied by when it was last clipped.
         log_p: `(E)`, ln p of its other entries, for the code in `known` `(E)`.
         growth: `(n + 1)`, exp(potential - largest of the layer), one at the terminal state.
         inflow, outflow: `(n + 1)`.
@@ -55,6 +56,7 @@ class Response(NamedTuple):
     exponent: np.ndarray
     penalty: np.ndarray
     t: np.ndarray
+    scale: np.ndarray
     log_p: np.ndarray
     known: np.ndarray
     growth: np.ndarray
@@ -73,6 +75,7 @@ def empty_response(geometry: Geometry) -> Response:
         exponent=np.zeros(pairs),
         penalty=np.zeros(pairs),
         t=np.zeros(pairs),
+        scale=np.ones(pairs),
         log_p=np.zeros(entries),
         known=np.zeros(entries, np.int8),
         growth=np.zeros(states),
@@ -82,15 +85,17 @@ def empty_response(geometry: Geometry) -> Response:
 
 
 @compiled
-def weigh(geometry, target, upper, weight, base, known):
-    """weight, base of `Problem`. Where nothing may go the weight is zero, so that no pair is clipped for that alone.
+def weigh(geometry, target, upper, weight, base, response):
+    """Fill in `weight` and `base` of a `Problem`. Where nothing may go the weight is zero: no pair is clipped for that alone.
 
-    Nothing is `known` of a new instance.
+    Of a new instance nothing is known.
     """
+    known, scale = response.known, response.scale
     row = geometry.row
     for e in range(known.shape[0]):
         known[e] = FREE
     for pair in range(base.shape[0]):
+        scale[pair] = 1.0
         largest = -math.inf
         for e in range(row[pair], row[pair + 1]):
             if upper[e] > 0.0:
@@ -103,15 +108,14 @@ def weigh(geometry, target, upper, weight, base, known):
 
 
 @compiled
-def clip(start, stop, lower, upper, p, code):
-    """Move shares p that sum to one into their intervals: scaled, cut at the ends, and again of sum one.
+def clip(start, stop, lower, upper, scale, p, code):
+    """Move shares that sum to one into their intervals: scaled by one number and clipped, they sum to one again.
 
-    Newton's method on the scale: the sum is piecewise linear in it, so a scale that reproduces itself is exact.
+    Newton's method on the scale, from a guess: the sum is piecewise linear in it, so a scale that reproduces itself is exact.
 
     Returns:
         The scale; zero where all entries are at a bound; -1, with p as it was, where it does not settle.
     """
-    scale = 1.0
     free = 0.0
     for _ in range(MOST_PASSES):
         free = 0.0
@@ -259,9 +263,10 @@ def respond(pair, start, stop, shift, problem, top, v, successor, response):
         if outside == 0:
             response.clipped[pair] = False
             return log_base, total
-        scale = clip(start, stop, lower, upper, p, response.code)
+        scale = clip(start, stop, lower, upper, response.scale[pair], p, response.code)
     if scale > 0.0:
         t = math.log(scale / total) - log_base
+        response.scale[pair] = scale
     elif scale < 0.0:
         t = respond_steep(start, stop, problem, v, successor, p, response.code)
     psi, free = clipped_value(start, stop, problem, v, successor, t, response)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from torchcmdp.kernels.cpu import compiled, entry
 from torchcmdp.kernels.emptiness import least_violation
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.limits import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, CERTAIN, HIGHEST_CAP, PLAIN_ITERATIONS
-from torchcmdp.kernels.newton import cooled_newton, full, newton, workspace
+from torchcmdp.kernels.newton import Work, cooled_newton, full, newton, workspace
 from torchcmdp.kernels.pairs import FREE, Problem, weigh
 from torchcmdp.kernels.threads import over_batch
 from torchcmdp.status import Status
@@ -146,7 +147,7 @@ def solve(geometry, problem, cap, limits, warm, work, occupancy, log_occupancy):
             v[j] = 0.0
         for i in range(lam.shape[0]):
             lam[i] = 0.0
-    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response.known)
+    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response)
     plain = min(PLAIN_ITERATIONS, limits.max_iterations)
     iterations, converged = newton(geometry, problem, cap, limits.tolerance, plain, work)
     if not converged and plain < limits.max_iterations:
@@ -267,8 +268,20 @@ class Batch(NamedTuple):
     iterations: np.ndarray
 
 
+_kept = threading.local()
+
+
+def room(geometry: Geometry, m: int) -> tuple[Work, Instance]:
+    """Work space and compact arrays for one instance, kept by each thread for the next call with the same geometry."""
+    if getattr(_kept, "key", None) is None or _kept.key[0] is not geometry or _kept.key[1] != m:
+        _kept.arrays = workspace(geometry, m), empty_instance(geometry, m)
+        _kept.key = geometry, m
+    arrays: tuple[Work, Instance] = _kept.arrays
+    return arrays
+
+
 def project_batch(
-    geometry: Geometry, target: np.ndarray, lower: np.ndarray, upper: np.ndarray, costs: np.ndarray, states: int, limits: Limits
+    geometry: Geometry, target: np.ndarray, lower: np.ndarray, upper: np.ndarray, costs: np.ndarray, *, states: int, limits: Limits
 ) -> Batch:
     """Project a batch of padded instances.
 
@@ -284,8 +297,7 @@ def project_batch(
     )  # fmt: skip
 
     def kernel(start: int, stop: int) -> None:
-        work, instance = workspace(geometry, m), empty_instance(geometry, m)
-        project_range(start, stop, geometry, target, lower, upper, costs, limits, work, instance, *outputs)
+        project_range(start, stop, geometry, target, lower, upper, costs, limits, *room(geometry, m), *outputs)
 
     over_batch(kernel, batch, len(geometry.entry_at))
     return outputs

@@ -23,7 +23,8 @@ class Small(NamedTuple):
 
 def empty_small(m: int) -> Small:
     """Room for `quadratic` with m multipliers."""
-    return Small(*(np.zeros(m) for _ in range(4)), np.zeros(m, np.int8), np.zeros((m, m)))
+    linear, low, slope, step = np.zeros((4, m))
+    return Small(linear, low, slope, step, np.zeros(m, np.int8), np.zeros((m, m)))
 
 
 @compiled

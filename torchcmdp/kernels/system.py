@@ -7,9 +7,8 @@ import numpy as np
 from torchcmdp.kernels.cpu import entry
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.linalg import empty_system, prepare, solve
-from torchcmdp.kernels.newton import workspace
 from torchcmdp.kernels.pairs import FREE, Problem, empty_response, evaluate, weigh
-from torchcmdp.kernels.projection import empty_instance
+from torchcmdp.kernels.projection import room
 from torchcmdp.kernels.threads import over_batch
 
 
@@ -32,7 +31,7 @@ def respond_range(
                 instance.costs[i, pair] = costs[b, i, pair_at[pair]]
         for j in range(state_at.shape[0]):
             work.v[j] = potentials[b, state_at[j]]
-        weigh(geometry, instance.target, instance.upper, work.weight, work.base, response.known)
+        weigh(geometry, instance.target, instance.upper, work.weight, work.base, response)
         evaluate(geometry, problem, response, work.v, work.lam)
         for pair in range(pair_at.shape[0]):
             s[b, pair_at[pair]] = response.s[pair]
@@ -82,7 +81,7 @@ def respond_batch(
     inputs = (target, lower, upper, costs, potentials, multipliers)
 
     def kernel(start: int, stop: int) -> None:
-        respond_range(start, stop, geometry, *inputs, workspace(geometry, m), empty_instance(geometry, m), *outputs)
+        respond_range(start, stop, geometry, *inputs, *room(geometry, m), *outputs)
 
     over_batch(kernel, batch, len(geometry.entry_at))
     return outputs

@@ -40,8 +40,9 @@ def project(
 ) -> ProjectionResult:
     """argmin over the safe set of eta * <loss, q> + KL(q || reference), differentiable in every tensor.
 
-    Where the safe set is empty, or a multiplier would exceed the solver's `multiplier_cap`, the elastic problem with penalty
-    multiplier_cap * sum_i [<costs_i, q>]^+ is solved instead and the status says so. One instance never affects another.
+    Where the safe set is empty, the elastic problem with penalty multiplier_cap * max_i [<costs_i, q>]^+ is solved instead and the
+    status says so; each constraint counts in units of its largest cost, rounded to a power of two. One instance never affects
+    another.
 
     Args:
         loss: `(... x L x S x A)`.

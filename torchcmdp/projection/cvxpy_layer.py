@@ -31,7 +31,7 @@ DEFAULT_SOLVER_ARGS: dict[str, dict[str, Any]] = {
     "MOREAU": {"ipm_settings": {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}},
 }
 
-# Total safety violation above which an answer is called elastic.
+# Largest safety violation, in its constraint's unit, above which an answer is called elastic.
 ELASTIC_VIOLATION = 1e-6
 
 # Parts of the cap that an instance is tried again with where the backend fails, as interior-point methods sometimes do.
@@ -72,7 +72,7 @@ class Cvxpy(ProjectionSolver):
         solver: "MOREAU", "DIFFCP" or "CUCLARABEL"; by default MOREAU where it is installed, else DIFFCP.
         solver_args: The backend's own options, over `DEFAULT_SOLVER_ARGS`. For DIFFCP, `{"mode": "lsqr"}` trades accurate gradients
             for less memory; for MOREAU, tolerances go under "ipm_settings".
-        multiplier_cap: Largest safety multiplier.
+        multiplier_cap: The penalty per unit of the largest violation, as in `Newton`, but never raised.
     """
 
     solver: str | None = None

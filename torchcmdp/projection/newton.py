@@ -143,7 +143,7 @@ def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor,
 
     limits = Limits(options.multiplier_cap, options.tolerance, options.max_iterations)
     flat = _arrays(target.flatten(1), lower.flatten(1), upper.flatten(1), costs.flatten(2))
-    outputs = project_batch(geometry_of(layout), *flat, layout.layers * layout.width, limits)
+    outputs = project_batch(geometry_of(layout), *flat, states=layout.layers * layout.width, limits=limits)
     if (outputs.status == INVALID).any():
         refuse([target_fault(target, layout), *faults(layout, lower, upper, costs)], certain=True)
     shapes = (target.shape, target.shape, target.shape[:3], *(array.shape for array in outputs[3:]))

@@ -26,9 +26,10 @@ class ProjectionResult:
         occupancy: q, `(... x L x S x A x S)`, differentiable in the inputs.
         log_occupancy: ln q, accurate where q underflows; -inf in the padding and where q is zero.
         potentials: Flow multipliers v(x), `(... x L x S)`.
-        multipliers: Safety multipliers in [0, multiplier_cap], `(... x m)`; eta times the paper's.
+        multipliers: Safety multipliers, `(... x m)`; eta times the paper's. Where the set is empty they share the multiplier_cap,
+            each in the unit of its constraint (see `Newton`).
         status: A `Status`, `(...)` int8; invalid only with fixed iterations, where bad numbers cannot be refused.
-        residual: Largest violation of flow, intervals and (where not elastic) safety, `(...)`.
+        residual: Largest violation of flow, intervals and (where not elastic) safety in each constraint's unit, `(...)`.
         gap: Duality gap of the elastic problem, `(...)`: an upper bound on the suboptimality of `occupancy`.
         iterations: Iterations spent, `(...)` int64; -1 where the solver does not say.
     """
