@@ -97,7 +97,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (
         "torchcmdp.simulator.Simulator.rollout", "torchcmdp.nn.SafeOccupancy.forward", "train.paper._play_all",
         "train.tune.study.Work.run", "train.tune.horizons.evaluate", "train.tune.threshold.play",
-        "train.bench.imports.import_times",
+        "train.bench.imports.import_times", "torchcmdp.run.session.Session.advance",
     ):  # fmt: skip
         monkeypatch.setattr(place, start)
     for name in ("run", "run_split"):

@@ -91,7 +91,7 @@ OTHERS = {
     "two_path_cmdp", "LEARNERS", "Learner", "Process", "OptimisticOptimum", "ProjectionResult", "RunResult", "Solver", "Status",
     "Trajectory", "adapters", "nn", "testing", "tuning", "InvalidInput", "RunFolderError", "TorchCMDPError", "__version__",
     "alpha_of", "rho", "safe_optimum", "safest_policy", "slater_gap", "unconstrained_optimum", "Simulator", "Tracker",
-    "plot_curves", "run", "run_split",
+    "plot_curves", "run", "run_split", "Evaluation", "evaluate", "load",
 }  # fmt: skip
 
 

@@ -295,15 +295,17 @@ def test_rounded_intervals_are_mended_and_valid_ones_are_not_touched() -> None:
     kernel = reference / reference.sum(-1, keepdim=True).clamp_min(1e-300)
     exact = project(loss, reference, SafeSet(safe_set.layout, kernel, kernel, safe_set.costs), 1.0)
     again = SafeSet(safe_set.layout, kernel, kernel, safe_set.costs)
-    assert torch.equal(again.lower, kernel) and torch.equal(again.upper, kernel)
+    batch = loss.shape[:1]
+    assert all(torch.equal(bound, kernel) for bound in again.flat(batch)[:2])
     for low, high in ((1 + 5e-6, 1 + 5e-6), (1 - 5e-6, 1 - 5e-6), (1 + 1e-9, 1 - 1e-9)):
         mended = SafeSet(safe_set.layout, low * kernel, high * kernel, safe_set.costs)
-        assert (mended.lower <= mended.upper).all()
+        lower, upper, _ = mended.flat(batch)
+        assert (lower <= upper).all()
         for backend in BACKENDS:
             result = project(loss, reference, mended, 1.0, solver=Newton(backend=backend))
             assert torch.allclose(result.occupancy, exact.occupancy, atol=1e-4)
     crossed = SafeSet(safe_set.layout, 1.001 * kernel, kernel, safe_set.costs)
-    assert torch.equal(crossed.upper, kernel)  # a thousandth is a mistake, and no rounding
+    assert torch.equal(crossed.flat(batch)[1], kernel)  # a thousandth is a mistake, and no rounding
 
 
 @pytest.mark.parametrize("status", Status)

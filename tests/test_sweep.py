@@ -57,6 +57,7 @@ def test_chunks_change_nothing_and_are_announced(tmp_path, capsys):
 
 
 def test_an_interrupted_sweep_continues_and_a_finished_one_is_not_played_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHCMDP_ENGINE", "torch")  # which calls `update` once an episode
     assert call(tmp_path) == 0
     table, whole = capsys.readouterr().out, rows(tmp_path)
     run = tc.run_split

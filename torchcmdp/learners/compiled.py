@@ -215,7 +215,9 @@ def _opt_primal_dual_settings(learner: Any) -> Any:
         kind=CONFIDENCE_KINDS.index(learner.kernel_kind),
         capped=int(learner.multiplier_cap is not None),
         iota=transition_log_term(layout, **made_for),
-        logarithm=feedback_log_term(learner.radii, layout, learner.constraints, **made_for),
+        # the literal radii are twice the published ones, and the root of four times a logarithm is just that
+        logarithm=feedback_log_term(learner.radii, layout, learner.constraints, **made_for)
+        * (4 if learner.radii == "literal" else 1),
     )
 
 

@@ -59,7 +59,7 @@ class OptPrimalDual(EmpiricalLearner):
         primal_step: Step of the policy, sqrt(2 ln|A| / T) / (L (1 + m L / gap)) by default.
         dual_step: Step of the multipliers, 1 / (gap sqrt(m T)) by default.
         multiplier_cap: Largest multiplier; None for no limit, as published.
-        radii: "published", or "matched" for the bonuses and transition radii of WC-OPS.
+        radii: "published", "literal" with bonuses twice as large, or "matched" for the bonuses and transition radii of WC-OPS.
         confidence: Kind of the matched transition radii: any but "l1".
     """
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
+from torchcmdp.kernels.engine import using
 from torchcmdp.projection import DEFAULT_CAP
 from torchcmdp.projection.cvxpy_layer import build_problem, merge_args, solve_layer
 from train.bench import median_seconds
@@ -133,8 +134,9 @@ def capture(size: Size, seed: int, count: int) -> Instances:
         return result
 
     learner._project = record  # type: ignore[method-assign]
-    for _ in bar(range(episodes), f"capturing {'-'.join(map(str, size.widths))}", leave=False):
-        learner.update(env.rollout(learner.policy))
+    with using("torch"):  # which projects where we can see it
+        for _ in bar(range(episodes), f"capturing {'-'.join(map(str, size.widths))}", leave=False):
+            learner.update(env.rollout(learner.policy))
     binding, solved, target, lower, upper, costs = (torch.cat(column) for column in zip(*captured, strict=True))
     generator = torch.Generator().manual_seed(seed)
 
