@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import torchcmdp as tc
+from torchcmdp.run.session import Session
 from train.__main__ import COMMANDS, main
 from train.bench import BENCHMARKS
 from train.program import bar, in_options, spelled
@@ -97,9 +98,10 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (
         "torchcmdp.simulator.Simulator.rollout", "torchcmdp.nn.SafeOccupancy.forward", "train.paper._play_all",
         "train.tune.study.Work.run", "train.tune.horizons.evaluate", "train.tune.threshold.play",
-        "train.bench.imports.import_times", "torchcmdp.run.session.Session.advance",
+        "train.bench.imports.import_times",
     ):  # fmt: skip
         monkeypatch.setattr(place, start)
+    monkeypatch.setattr(Session, "advance", start)
     for name in ("run", "run_split"):
         monkeypatch.setattr(tc, name, start)
 
