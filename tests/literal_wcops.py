@@ -178,7 +178,6 @@ class LiteralWCOPS:
             warnings.simplefilter("ignore")  # where rounding stops Clarabel early it says so; `polish` goes on from there
             problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-13, tol_gap_rel=1e-13, tol_feas=1e-13, max_iter=200)
         prices = np.maximum(safety.dual_value, 0)
-        self.largest_price = float(prices.max(initial=0.0))
         self.binding_seen += int((prices > 1e-3).sum())
         self.elastic_seen += int(self.elastic_now)
         tight = prices > 1e-6 * self.penalty if self.elastic_now else prices > -(C @ q.value)
