@@ -27,8 +27,8 @@ by the seeds below before their results were looked at: for every experiment its
 which those are passed over in which the best policy is safe anyway. Their costs are shifted so that the constraints bind; with a
 single state an arm that pays more also costs more. `theory` plays the paper's constants; `practical` and `small` multiply the
 bonuses and the transition radii of every learner that has them by {SCALES["practical"]:g} and {SCALES["small"]:g}; in `tuned`
-WC-OPS has the constants of `WCOPS.practical`, and its rivals those that `{RIVALS_COMMAND}` found for them on the same training
-instances by the same objective.
+WC-OPS has the constants of `WCOPS.practical`, and its rivals those that `{RIVALS_COMMAND}` found for them. The
+two searches differ: WC-OPS's constants were found earlier, on instances that bind less and with a smaller weight on the violation.
 
 OptCMDP plays with three kinds of radii: *matched* to WC-OPS's, as *published*, where a cost's radius is that of a variable in
 [-1, 1], and *literal*, where the published radius, meant for costs in [0, 1], is rescaled to [-1, 1] and so twice as large.
