@@ -200,7 +200,7 @@ class Curves:
     @property
     def alpha_regret(self) -> Tensor:
         """alpha times the sum of <r_t, q> for the best policy, safe or not, minus the sum of <r_t, q_t>, `(runs x points)`."""
-        return self.alpha.to(torch.float64)[:, None] * self.best_reward - self.reward
+        return self.alpha.to(torch.float64)[:, None] * self.best_reward - self.reward  # type: ignore[no-any-return]
 
     @property
     def comparator_reward(self) -> Tensor:

@@ -84,7 +84,8 @@ class SafeOccupancy(nn.Module):
             if tensor is not None:
                 layout.check_shape(name, tensor, kind="pair" if name == "costs" else "transition")
 
-    @torch.compiler.disable  # the solver iterates on values, which no graph can hold
+    # the solver iterates on values, which no graph can hold
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         loss: Tensor | None = None,

@@ -108,7 +108,7 @@ def checked_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tens
     policy = torch.where(layout.pair_mask(policy.device), policy, 0)
     if policy.device.type == "cpu":
         _check_probabilities(policy.detach(), layout)
-    return policy
+    return policy  # type: ignore[no-any-return]
 
 
 def _check_probabilities(policy: Tensor, layout: Layout) -> None:

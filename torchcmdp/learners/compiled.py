@@ -114,7 +114,7 @@ class Packed:
             tensor = tensor.flatten(2)
         elif tensor.dim() > 2:
             tensor = tensor.flatten(1)
-        return tensor.numpy()
+        return tensor.numpy()  # type: ignore[no-any-return]
 
     def room(self, constraints: int) -> tuple[Any, Any]:
         """Stage and state of one run in an environment of so many constraints, of the calling thread alone."""

@@ -34,7 +34,7 @@ def is_packable(process: Any) -> bool:
     """Whether the process is one of ours, no subclass, and on the CPU in float64."""
     if type(process) not in _KINDS:
         return False
-    return process.values.device.type == "cpu" and process.values.dtype == torch.float64
+    return process.values.device.type == "cpu" and process.values.dtype == torch.float64  # type: ignore[no-any-return]
 
 
 def pack(process: Any, runs: int, axes: int) -> Packed:

@@ -279,7 +279,7 @@ class Push(Function):
                 "forward mode over forward mode of the projection is not available; use torch.func.hessian, or reverse mode once."
             )
         moved = [torch.zeros_like(x) if d is None else d for x, d in zip(ctx.saved_tensors[6:], moves[6:10], strict=True)]
-        return Push.apply(*ctx.saved_tensors[:6], *moved, ctx.how)
+        return Push.apply(*ctx.saved_tensors[:6], *moved, ctx.how)  # type: ignore[no-any-return]
 
 
 class Pull(Function):

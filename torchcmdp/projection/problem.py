@@ -46,7 +46,7 @@ class ProjectionResult:
     @property
     def status_names(self) -> list[str]:
         """The status of each instance in words, in flattened batch order."""
-        return [Status(code).name.lower() for code in self.status.flatten().tolist()]
+        return [Status(code).name.lower() for code in self.status.flatten().tolist()]  # type: ignore[call-arg]
 
 
 class ProjectionSolver(Solver[ProjectionResult]):

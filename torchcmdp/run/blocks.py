@@ -27,7 +27,7 @@ def can_play(learner: Any, env: Any, tracker: Any, diagnostics: Diagnostics) -> 
         return False
     fits = learner.layout == env.layout and learner.runs == env.runs
     constraints = getattr(learner, "ignored_constraints", learner.constraints)
-    return fits and constraints == env.constraints
+    return fits and constraints == env.constraints  # type: ignore[no-any-return]
 
 
 class Blocks:
