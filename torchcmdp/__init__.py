@@ -1,4 +1,8 @@
-"""torchcmdp: online learning in constrained Markov decision processes, batched and differentiable, in PyTorch."""
+"""torchcmdp: online learning in constrained Markov decision processes, batched and differentiable, in PyTorch.
+
+WC-OPS is the algorithm of Stradi, Chiefari, Castiglioni, Marchesi and Gatti, "Beyond Slater's Condition in Online CMDPs with
+Stochastic and Adversarial Constraints" (arXiv:2509.20114).
+"""
 
 from __future__ import annotations
 
