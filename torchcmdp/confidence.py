@@ -21,22 +21,38 @@ CONFIDENCE_KINDS = ("entrywise", "l1", "bernstein", "efroni", "luo")
 
 
 def visited_transitions(trajectory: Trajectory, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """One at the transitions an episode went through, zero elsewhere: `(runs x L x S x A x S)`."""
-    _, S, A = layout.pair_shape
-    index = (trajectory.states * A + trajectory.actions) * S + trajectory.next_states
-    counts = torch.zeros(*index.shape, S * A * S, dtype=dtype, device=index.device)
-    return counts.scatter_(-1, index.unsqueeze(-1), 1.0).view(*index.shape, S, A, S)
+    """One at the transitions an episode went through, zero elsewhere: `(runs x L x S x A x K)`."""
+    _, S, A, K = layout.transition_shape
+    pair, slot = trajectory.states * A + trajectory.actions, slots_of(trajectory, layout)
+    counts = torch.zeros(*pair.shape, S * A * K, dtype=dtype, device=pair.device)
+    return counts.scatter_(-1, (pair * K + slot).unsqueeze(-1), 1.0).view(*pair.shape, S, A, K)
+
+
+def slots_of(trajectory: Trajectory, layout: Layout) -> Tensor:
+    """The slots of the successors that an episode met, `(runs x L)`; on the CPU refused where the layout lists one of them not."""
+    if layout.lists is None:
+        return trajectory.next_states
+    states, actions = trajectory.states, trajectory.actions
+    steps = torch.arange(layout.layers, device=states.device)
+    met = layout.successors(states.device)[steps, states, actions] == trajectory.next_states.unsqueeze(-1)
+    if met.device.type == "cpu" and not (known := met.any(-1)).all():
+        run, k = (~known).nonzero()[0].tolist()
+        x, a, y = (int(part[run, k]) for part in (states, actions, trajectory.next_states))
+        raise InvalidInput(
+            f"run {run} moved from state {x} with action {a} to state {y} in layer {k}, where the layout does not list it."
+        )
+    return met.to(torch.int8).argmax(-1)
 
 
 def empirical_kernel(visits: Tensor, transition_visits: Tensor, layout: Layout) -> Tensor:
-    """The empirical transitions M / N, and uniform over the next layer where a pair was never visited (D4).
+    """The empirical transitions M / N, and uniform over the possible successors where a pair was never visited (D4).
 
     Args:
         visits: N(x,a), `(... x L x S x A)`.
-        transition_visits: M(x,a,y), `(... x L x S x A x S)`.
+        transition_visits: M(x,a,y), `(... x L x S x A x K)`.
 
     Returns:
-        `(... x L x S x A x S)`.
+        `(... x L x S x A x K)`.
     """
     visits = visits.unsqueeze(-1)
     seen = torch.where(visits > 0, visits, 1.0)  # not a clamp: the visits that a policy leads one to expect may be below one
@@ -47,7 +63,7 @@ def empirical_kernel(visits: Tensor, transition_visits: Tensor, layout: Layout) 
 def _uniform_kernel(layout: Layout, dtype: torch.dtype, device: torch.device) -> Tensor:
     # cached for good, so never born as an inference tensor, which autograd would refuse later
     with torch.inference_mode(False):
-        return layout.transition_mask(device) / layout.next_widths(device).to(dtype).unsqueeze(-1)
+        return layout.uniform_transitions(dtype, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,15 +71,17 @@ class Intervals:
     """Kernels whose rows lie in a box: lower <= p <= upper and sum p = 1, independently for every pair.
 
     Attributes:
-        lower, upper: `(... x L x S x A x S)`, zero in the padding.
+        lower, upper: `(... x L x S x A x K)`, zero in the padding.
+        layout: Needed where it has successor lists; without one the K = S slots are the states of the next layer.
     """
 
     lower: Tensor
     upper: Tensor
+    layout: Layout | None = None
 
     @cached_property
     def _weights(self) -> Tensor:
-        """What multiplies relu(f_y - f_j), relu(f_j - f_y) and f_j in the row problem's dual: `(... x L x S A x (2S + 1))`."""
+        """What multiplies relu(f_y - f_j), relu(f_j - f_y) and f_j in the row problem's dual: `(... x L x S A x (2K + 1))`."""
         real = (self.upper.amax(-1, keepdim=True) > 0).to(self.upper.dtype)
         return torch.cat([self.upper, -self.lower, real], dim=-1).flatten(-3, -2)
 
@@ -85,9 +103,10 @@ class Intervals:
         if not maximise:
             return -self.optimistic(-values, layer=layer)
         weights = self._weights if layer is None else self._weights[..., layer, :, :]
+        values = _at_slots(values, self.layout, layer)
         rises = torch.relu(values.unsqueeze(-2) - values.unsqueeze(-3))
         terms = torch.cat([rises, rises.transpose(-3, -2), values.unsqueeze(-3)], dim=-3)
-        return _contract(weights, terms, self.upper.shape[-2]).amin(-2)
+        return _contract(weights, terms, self.upper.shape[-2], self.layout).amin(-2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +114,7 @@ class L1Ball:
     """Kernels whose rows lie in |p - center|_1 <= radius, p >= 0 and sum p = 1, independently for every pair.
 
     Attributes:
-        center: `(... x L x S x A x S)`, rows summing to one, zero in the padding.
+        center: `(... x L x S x A x K)`, rows summing to one, zero in the padding.
         radius: `(... x L x S x A)`, zero in the padding; two or more admits every kernel.
         layout: Layer widths and actions, to tell successors from padding.
     """
@@ -127,24 +146,47 @@ class L1Ball:
         """
         if not maximise:
             return -self.optimistic(-values, layer=layer)
-        support = self.layout.transition_mask(values.device)[:, 0, 0, :]
-        weights = self._weights
+        support, weights = _support(self.layout, str(values.device)), self._weights
         if layer is not None:
             support, weights = support[layer], weights[..., layer, :, :]
+        values = _at_slots(values, self.layout, layer)
         best = values.masked_fill(~support.unsqueeze(-1), -math.inf).amax(-2, keepdim=True)
         falls = torch.relu(values.unsqueeze(-3) - values.unsqueeze(-2))
         # padded columns may exceed f_max: without the clamp they would not be dual feasible
         terms = torch.cat([falls, torch.relu(best - values).unsqueeze(-3)], dim=-3)
-        actions = self.center.shape[-2]
-        return _contract(weights, terms, actions).amin(-2) + _contract(weights[..., :-1], values.unsqueeze(-2), actions).squeeze(-2)
+        size = (self.center.shape[-2], self.layout)
+        return _contract(weights, terms, *size).amin(-2) + _contract(weights[..., :-1], values.unsqueeze(-2), *size).squeeze(-2)
 
 
 KernelSet = Intervals | L1Ball
 
 
-def _contract(weights: Tensor, terms: Tensor, actions: int) -> Tensor:
-    """sum_w weights(x,a,w) terms(w,j,z): `(... x S A x W)` with `(... x W x J x Z)` gives `(... x S x A x J x Z)`."""
-    product = weights @ terms.flatten(-2)
+def _at_slots(values: Tensor, layout: Layout | None, layer: int | None) -> Tensor:
+    """Columns over the states of the next layer `(... x S x Z)`, as they are or, with successor lists, `(... x S A x K x Z)`."""
+    if layout is None or layout.lists is None:
+        return values
+    if layer is None:  # the columns go before the layers
+        return layout.ahead(values.movedim(-1, -3)).flatten(-3, -2).movedim(-4, -1)
+    return layout.ahead(values.mT, layer).flatten(-3, -2).movedim(-3, -1)
+
+
+@lru_cache(maxsize=256)
+def _support(layout: Layout, device: str) -> Tensor:
+    """Which values of `_at_slots` count: `(L x S)`, or `(L x S A x K)` with successor lists."""
+    with torch.inference_mode(False):
+        mask = layout.transition_mask(device)
+        return mask.flatten(1, 2).any(1) if layout.lists is None else mask.flatten(1, 2).contiguous()
+
+
+def _contract(weights: Tensor, terms: Tensor, actions: int, layout: Layout | None) -> Tensor:
+    """sum_w weights(x,a,w) terms(w,j,z): `(... x S A x W)` with `(... x W x J x Z)` gives `(... x S x A x J x Z)`.
+
+    With successor lists every pair has terms of its own, `(... x S A x W x J x Z)`.
+    """
+    if layout is None or layout.lists is None:
+        product = weights @ terms.flatten(-2)
+    else:
+        product = (weights.unsqueeze(-2) @ terms.flatten(-2)).squeeze(-2)
     return product.view(*product.shape[:-2], -1, actions, *terms.shape[-2:])
 
 
@@ -156,7 +198,7 @@ def transition_log_term(layout: Layout, horizon: int, delta: float) -> float:
 def transition_radius(
     kind: str, visits: Tensor, transition_visits: Tensor, layout: Layout, *, horizon: int, delta: float, radius_scale: Scale = 1.0
 ) -> Tensor:
-    """How far a transition probability may lie from M / N for each successor: `(... x L x S x A x S)`, zero in the padding.
+    """How far a transition probability may lie from M / N for each successor: `(... x L x S x A x K)`, zero in the padding.
 
     The arguments are those of `confidence_set`, and so are the kinds, but for "l1", which has one radius for a whole row. A pair
     that was never visited has radius one, whatever the scale.
@@ -167,7 +209,7 @@ def transition_radius(
 
 
 def _entry_radius(kind: str, center: Tensor, visits: Tensor, layout: Layout, iota: float, radius_scale: Scale) -> Tensor:
-    """The radii of `transition_radius` around the center, whatever in the padding: `(... x L x S x A x S)` or `(... x 1)`."""
+    """The radii of `transition_radius` around the center, whatever in the padding: `(... x L x S x A x K)` or `(... x 1)`."""
     samples = visits.clamp_min(1).unsqueeze(-1)
     if kind == "entrywise":
         radius = ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype).unsqueeze(-1) / samples).sqrt()
@@ -202,7 +244,7 @@ def confidence_set(
     Args:
         kind: One of the above.
         visits: N(x,a), `(... x L x S x A)`.
-        transition_visits: M(x,a,y), `(... x L x S x A x S)`.
+        transition_visits: M(x,a,y), `(... x L x S x A x K)`.
         layout: Layer widths and actions.
         horizon: T.
         delta: Failure probability.
@@ -212,7 +254,7 @@ def confidence_set(
     if kind != "l1":
         radius = _entry_radius(kind, center, visits, layout, iota, radius_scale)
         upper = (center + radius).clamp_max(1) * layout.transition_mask(center.device)
-        return Intervals((center - radius).clamp_min(0), upper)
+        return Intervals((center - radius).clamp_min(0), upper, layout)
     if isinstance(radius_scale, Tensor):
         radius_scale = radius_scale[..., None, None, None]
     radius = radius_scale * ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype) / visits.clamp_min(1)).sqrt()

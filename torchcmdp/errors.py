@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from types import ModuleType, UnionType
 
 import torch
 from torch import Tensor
@@ -23,6 +25,21 @@ class InvalidInput(TorchCMDPError, ValueError):
 
 class RunFolderError(TorchCMDPError, RuntimeError):
     """A run folder cannot be used: foreign, damaged, or made with other settings."""
+
+
+class MissingExtra(TorchCMDPError, ImportError):
+    """A package is not installed that only some need."""
+
+
+def require(package: str, extra: str | None) -> ModuleType:
+    """The package, or one sentence that says how to install it: by an extra, or with None as our docs say."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:  # the package is there, and broken in its own way
+            raise
+        install = f"pip install 'torchcmdp[{extra}]' installs it" if extra else "docs/guides/environments.md says how to install it"
+        raise MissingExtra(f"this adapter needs the package {package}: {install}.") from error
 
 
 def warn(sentence: str) -> None:
@@ -85,9 +102,21 @@ def check_delta(delta: float, name: str = "delta") -> None:
         number(name, delta, "a number that lies strictly between 0 and 1", lambda found: 0 < found < 1)
 
 
-def check_kind(name: str, value: object, kind: type, hint: str) -> None:
+def check_kind(name: str, value: object, kind: type | UnionType, hint: str) -> None:
     """Refuse what is not of a class; `hint` says what one would pass."""
     if not isinstance(value, kind):
+        raise InvalidInput(f"{name} is {brief(value)}; it must be {hint}.")
+
+
+def switch(name: str, value: bool) -> bool:
+    """True or False, or one sentence."""
+    check_kind(name, value, bool, "True or False")
+    return value
+
+
+def check_callable(name: str, value: object, hint: str) -> None:
+    """Refuse what cannot be called; `hint` says what one would pass."""
+    if not callable(value):
         raise InvalidInput(f"{name} is {brief(value)}; it must be {hint}.")
 
 

@@ -1,4 +1,4 @@
-"""The estimators of WC-OPS: implicit-exploration loss, adaptively weighted cost, and the bonus that makes the cost optimistic."""
+"""The estimators of WC-OPS: losses, adaptively weighted costs, what makes them optimistic, a test for costs that change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from torchcmdp.layout import Layout
+
+# The smallest variance of a cost that a standard error believes in: a mean of few samples may look like a certain one.
+LEAST_VARIANCE = 0.05
 
 
 def _over_pairs(scale: Tensor | float) -> Tensor | float:
@@ -31,6 +34,27 @@ def loss_estimate(visited: Tensor, rewards: Tensor, upper: Tensor, gamma: Tensor
     return ((1 - rewards) / (upper + gamma))[..., None, None] * visited
 
 
+def doubly_robust_loss(
+    visited: Tensor, rewards: Tensor, upper: Tensor, gamma: Tensor | float, mean_loss: Tensor, visits: Tensor
+) -> Tensor:
+    """m N / (N + 1) + 1{x,a} (1 - r - m) / (u + gamma): the mean loss so far, corrected at the visited pairs.
+
+    Only what the mean does not explain is importance-weighted, which leaves less variance. The mean has one sample of loss zero
+    added to it where it stands alone, so that a pair seen rarely looks good.
+
+    Args:
+        visited, rewards, upper, gamma: As for `loss_estimate`.
+        mean_loss: m, the mean of 1 - r at each pair before the episode, zero where it was never visited, `(... x L x S x A)`.
+        visits: N(x,a) before the episode, `(... x L x S x A)`.
+
+    Returns:
+        `(... x L x S x A)`.
+    """
+    gamma = gamma[..., None] if isinstance(gamma, Tensor) else gamma
+    weight = (1 / (upper + gamma))[..., None, None] * visited
+    return mean_loss * (visits / (visits + 1)) + weight * ((1 - rewards)[..., None, None] - mean_loss)
+
+
 def violation_threshold(episode: Tensor | int, layout: Layout, constraints: int, *, horizon: int, delta: float) -> Tensor:
     """C_t = 21 L |X| sqrt(2 t |A| ln(2 m T^2 |X| |A| / delta)), what the path violation may reach before Gamma reacts.
 
@@ -52,7 +76,7 @@ def step_uncertainty(lower: Tensor, upper: Tensor, cost_bonus: Tensor, visits: T
     not knowing the transitions adds, and is left out where there is only one successor.
 
     Args:
-        lower, upper: Transition intervals in force, `(... x L x S x A x S)`.
+        lower, upper: Transition intervals in force, `(... x L x S x A x K)`.
         cost_bonus: b, `(... x L x S x A)`.
         visits: N(x,a), `(... x L x S x A)`.
 
@@ -69,7 +93,7 @@ def empirical_threshold(
 ) -> Tensor:
     """C_t from the widths in force: their sum along the paths, and for luck (4L + 6L L') sqrt(2 t ln(3 m T / delta)) (a.6).
 
-    L' counts the layers whose transitions are to be learnt, those with more than one successor.
+    L' counts the layers whose transitions are to be learnt, those in which a pair has more than one successor.
 
     Args:
         uncertainty: Sum of `step_uncertainty` over all visits so far, `(...)`.
@@ -85,7 +109,7 @@ def empirical_threshold(
 
 def luck_terms(layout: Layout, constraints: int, *, horizon: int, delta: float) -> tuple[int, float]:
     """4L + 6L L' and ln(3 m T / delta), of the empirical threshold."""
-    layers, unknown = layout.layers, sum(width > 1 for width in layout.widths[1:])
+    layers, unknown = layout.layers, int((layout.next_widths() > 1).flatten(1).any(1).sum())
     return 4 * layers + 6 * layers * unknown, math.log(3 * max(constraints, 1) * horizon / delta)
 
 
@@ -172,16 +196,85 @@ def bonus(
     return _over_pairs(bonus_scale) * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
 
 
-def optimistic_cost(estimate: Tensor, cost_bonus: Tensor, visits: Tensor, layout: Layout) -> Tensor:
-    """max(-1, ghat - b), and -1 at pairs never visited (in line 9, D3).
+def optimistic_cost(estimate: Tensor, cost_bonus: Tensor, visits: Tensor, layout: Layout, low: Tensor | None = None) -> Tensor:
+    """max(low, ghat - b), and low at pairs never visited (in line 9, D3), where low is -1 unless more is known.
 
     Args:
         estimate: ghat_i, `(... x m x L x S x A)`.
         cost_bonus: b_t, `(... x L x S x A)`.
         visits: N(x,a), `(... x L x S x A)`.
+        low: The smallest that each mean can be, of a shape that broadcasts to `(... x m x L x S x A)`, zero in the padding.
 
     Returns:
         `(... x m x L x S x A)`.
     """
-    lowest = 0 - layout.pair_mask(visits.device).to(estimate.dtype)
-    return torch.where(visits.unsqueeze(-4) > 0, (estimate - cost_bonus.unsqueeze(-4)).clamp_min(-1), lowest)
+    lowest = 0 - layout.pair_mask(visits.device).to(estimate.dtype) if low is None else low
+    return torch.where(visits.unsqueeze(-4) > 0, torch.maximum(estimate - cost_bonus.unsqueeze(-4), lowest), lowest)
+
+
+def pessimistic_cost(estimate: Tensor, cost_bonus: Tensor, visits: Tensor, layout: Layout) -> Tensor:
+    """min(1, ghat + b), and 1 at pairs never visited: the other side of `optimistic_cost`, with its arguments and shapes."""
+    highest = layout.pair_mask(visits.device).to(estimate.dtype)
+    return torch.where(visits.unsqueeze(-4) > 0, (estimate + cost_bonus.unsqueeze(-4)).clamp_max(1), highest)
+
+
+def prior_cost(estimate: Tensor, samples: Tensor, end: Tensor) -> Tensor:
+    """(n ghat + end) / (n + 1): the mean with one sample more, at an end of the costs' range.
+
+    Args:
+        estimate: ghat_i, `(... x m x L x S x A)`.
+        samples: n(x,a), `(... x L x S x A)`.
+        end: Where the sample sits, zero in the padding; broadcasts to `(... x m x L x S x A)`.
+
+    Returns:
+        `(... x m x L x S x A)`.
+    """
+    samples = samples.unsqueeze(-4)
+    return (samples * estimate + end) / (samples + 1)
+
+
+def standard_error(occupancy: Tensor, estimate: Tensor, samples: Tensor) -> Tensor:
+    """min(1, sqrt(sum q(x,a)^2 max(1 - ghat_i(x,a)^2, 0.05) / n(x,a))), of the cost that a policy is believed to have.
+
+    1 - ghat^2 is the largest variance that a cost in [-1, 1] with this mean can have; below 0.05 it is not trusted.
+
+    Args:
+        occupancy: q(x,a), `(... x L x S x A)`, zero in the padding.
+        estimate: ghat_i, `(... x m x L x S x A)`.
+        samples: n(x,a), `(... x L x S x A)`; none counts as one.
+
+    Returns:
+        `(... x m)`.
+    """
+    weights = (occupancy.square() / samples.clamp_min(1)).unsqueeze(-4)
+    return (weights * (1 - estimate.square()).clamp_min(LEAST_VARIANCE)).sum((-3, -2, -1)).sqrt().clamp_max(1)
+
+
+def surprise(visited: Tensor, costs: Tensor, estimate: Tensor, samples: Tensor) -> Tensor:
+    """D_i, the sum over the path of g_i - ghat_i at the pairs seen before.
+
+    Args:
+        visited: How often the episode visited each pair, `(... x L x S x A)`.
+        costs: Costs met there, of a shape that broadcasts to `(... x m x L x S x A)`.
+        estimate: ghat_i before the episode, `(... x m x L x S x A)`.
+        samples: n(x,a) before the episode, `(... x L x S x A)`.
+
+    Returns:
+        `(... x m)`.
+    """
+    known = (visited * (samples > 0)).unsqueeze(-4)
+    return (known * (costs - estimate)).sum((-3, -2, -1))
+
+
+def cumulative_surprise(sums: Tensor, episode_surprise: Tensor, slack: float) -> Tensor:
+    """c+ <- max(0, c+ + D - slack) and c- <- max(0, c- - D - slack): Page's test, on both sides.
+
+    Args:
+        sums: c+ and c- before the episode, `(... x m x 2)`.
+        episode_surprise: D_i, `(... x m)`.
+        slack: What an episode may surprise by for free.
+
+    Returns:
+        `(... x m x 2)`.
+    """
+    return (sums + torch.stack([episode_surprise, -episode_surprise], dim=-1) - slack).clamp_min(0)

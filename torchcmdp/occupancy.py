@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,35 +16,37 @@ from torchcmdp.layout import Layout, check_layout
 ROW_SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
-def occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
+def occupancy_of(policy: Tensor, transitions: Tensor, layout: Layout | None = None) -> Tensor:
     """The occupancy q^{P,pi}(x,a,y) of a policy, by the forward recursion over layers.
 
     Args:
         policy: `(... x L x S x A)`.
-        transitions: `(... x L x S x A x S)`; batch shapes broadcast.
+        transitions: `(... x L x S x A x K)`; batch shapes broadcast.
+        layout: Needed where it has successor lists; without one the K = S slots are the states of the next layer.
 
     Returns:
-        `(... x L x S x A x S)`.
+        `(... x L x S x A x K)`.
     """
-    return pair_occupancy_of(policy, transitions).unsqueeze(-1) * transitions
+    return pair_occupancy_of(policy, transitions, layout).unsqueeze(-1) * transitions
 
 
-def pair_occupancy_of(policy: Tensor, transitions: Tensor) -> Tensor:
+def pair_occupancy_of(policy: Tensor, transitions: Tensor, layout: Layout | None = None) -> Tensor:
     """The state-action occupancy q^{P,pi}(x,a) of a policy, without the successor axis.
 
     Args:
         policy: `(... x L x S x A)`.
-        transitions: `(... x L x S x A x S)`; batch shapes broadcast.
+        transitions: `(... x L x S x A x K)`; batch shapes broadcast.
+        layout: As in `occupancy_of`.
 
     Returns:
         `(... x L x S x A)`.
     """
     _check_pair(policy, transitions)
+    layout = _layout_of(transitions, layout)
     policy = policy.expand(*torch.broadcast_shapes(policy.shape[:-3], transitions.shape[:-4]), *policy.shape[-3:])
     pairs = [policy[..., 0, :, :]]  # layer 0 holds x_0 alone, so its policy is its occupancy
     for k in range(1, policy.shape[-3]):
-        # no matrix product: that of a batch may round a row's sum by its place in the batch, and a run must not know its place
-        mass = (pairs[-1].flatten(-2).unsqueeze(-1) * transitions[..., k - 1, :, :, :].flatten(-3, -2)).sum(-2)
+        mass = layout.arrivals(pairs[-1].unsqueeze(-1) * transitions[..., k - 1, :, :, :], k - 1)
         pairs.append(mass.unsqueeze(-1) * policy[..., k, :, :])
     return torch.stack(pairs, dim=-3)
 
@@ -61,7 +64,7 @@ def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
     """pi(a|x) = q(x,a) / q(x), and uniform where q(x) = 0; padding stays zero.
 
     Args:
-        occupancy: `(... x L x S x A x S)`.
+        occupancy: `(... x L x S x A x K)`.
 
     Returns:
         `(... x L x S x A)`.
@@ -71,7 +74,8 @@ def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
     state = pair.sum(-1, keepdim=True)
     empty = state <= 0  # false for NaN, which must show and not turn into a uniform policy
     # divide by one where the state has no mass, so that neither the value nor its gradient is ever 0/0
-    policy = torch.where(empty, 1.0 / layout.actions, pair / torch.where(empty, torch.ones_like(state), state))
+    uniform = (1.0 / layout.action_counts(pair.device)).to(pair.dtype)
+    policy = torch.where(empty, uniform, pair / torch.where(empty, torch.ones_like(state), state))
     return policy * layout.pair_mask(policy.device)
 
 
@@ -80,6 +84,19 @@ def checked_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tens
 
     The softmax of logits that are -inf in the padding is NaN there, which is fine. Off the CPU only the shape is looked at, since
     reading values would wait for the device.
+
+    Args:
+        policy, layout, runs: As for `shaped_policy`.
+    """
+    policy = shaped_policy(policy, layout, runs)
+    policy = torch.where(layout.pair_mask(policy.device), policy, 0)
+    if policy.device.type == "cpu":
+        _check_probabilities(policy.detach(), layout)
+    return policy  # type: ignore[no-any-return]
+
+
+def shaped_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tensor:
+    """A policy as a tensor whose values nobody has looked at; refused if its shape is wrong.
 
     Args:
         policy: `(... x L x S x A)`, a tensor or an array.
@@ -105,10 +122,7 @@ def checked_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tens
             f"policy has shape {tuple(policy.shape)}; expected (runs x L x S x A) = {(runs, *layout.pair_shape)} or, for all runs, "
             f"(L x S x A) = {layout.pair_shape}."
         )
-    policy = torch.where(layout.pair_mask(policy.device), policy, 0)
-    if policy.device.type == "cpu":
-        _check_probabilities(policy.detach(), layout)
-    return policy  # type: ignore[no-any-return]
+    return policy
 
 
 def _check_probabilities(policy: Tensor, layout: Layout) -> None:
@@ -130,45 +144,63 @@ def _run(batch: list[int]) -> str:
 
 
 def transitions_of(occupancy: Tensor, layout: Layout) -> Tensor:
-    """P(y|x,a) = q(x,a,y) / q(x,a), and uniform over the next layer where q(x,a) = 0; padding stays zero.
+    """P(y|x,a) = q(x,a,y) / q(x,a), and uniform over the possible successors where q(x,a) = 0; padding stays zero.
 
     Args:
-        occupancy: `(... x L x S x A x S)`.
+        occupancy: `(... x L x S x A x K)`.
 
     Returns:
-        `(... x L x S x A x S)`.
+        `(... x L x S x A x K)`.
     """
     _check(occupancy, layout)
     pair = occupancy.sum(-1, keepdim=True)
     empty = pair <= 0
     mask = layout.transition_mask(occupancy.device)
-    uniform = mask / layout.next_widths(occupancy.device).to(occupancy.dtype).unsqueeze(-1)
+    uniform = layout.uniform_transitions(occupancy.dtype, occupancy.device)
     return torch.where(empty, uniform, occupancy / torch.where(empty, torch.ones_like(pair), pair)) * mask
 
 
 def uniform_policy(layout: Layout, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
     """The policy that plays every action alike: `(L x S x A)`."""
     _check_kind(layout, dtype, device)
-    return layout.pair_mask(device).to(dtype) / layout.actions
+    return layout.pair_mask(device).to(dtype) / layout.action_counts(device).to(dtype)
+
+
+def softmax_policy(logits: Tensor, layout: Layout) -> Tensor:
+    """The softmax of logits over the actions that a state has, `(... x L x S x A)`, zero in the padding."""
+    mask = layout.pair_mask(logits.device)
+    return open_logits(logits, layout).softmax(-1) * mask
+
+
+def open_logits(logits: Tensor, layout: Layout) -> Tensor:
+    """The logits, -inf at the actions that a real state does not have, `(... x L x S x A)`."""
+    if layout.choices is None:
+        return logits
+    closed = layout.state_mask(logits.device).unsqueeze(-1) & ~layout.pair_mask(logits.device)
+    return logits.masked_fill(closed, -torch.inf)
 
 
 def uniform_occupancy(layout: Layout, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
-    """WC-OPS's first occupancy, 1 / (n_k |A| n_{k+1}): that of the uniform policy under uniform transitions (D12)."""
+    """WC-OPS's first occupancy, that of the uniform policy under uniform transitions: 1 / (n_k |A| n_{k+1}) (D12)."""
     _check_kind(layout, dtype, device)
+    if layout.lists is not None or layout.choices is not None:
+        policy = uniform_policy(layout, dtype=dtype, device=device)
+        return occupancy_of(policy, layout.uniform_transitions(dtype, device), layout)
     mask = layout.transition_mask(device).to(dtype)
     return mask / mask.sum(dim=(-3, -2, -1), keepdim=True)
 
 
-def flow_residual(occupancy: Tensor) -> Tensor:
+def flow_residual(occupancy: Tensor, layout: Layout | None = None) -> Tensor:
     """The largest violation of unit mass at x_0 and of inflow = outflow at any other state: `(...)`.
 
     Args:
-        occupancy: `(... x L x S x A x S)`.
+        occupancy: `(... x L x S x A x K)`.
+        layout: As in `occupancy_of`.
     """
     check_tensor("occupancy", occupancy, axes=4)
-    _check_square(occupancy)
+    layout = _layout_of(occupancy, layout)
     outflow = occupancy.sum(dim=(-1, -2))
-    inflow = occupancy.sum(dim=(-2, -3))
+    inflow = layout.arrivals(occupancy)
     start = (outflow[..., 0, :].sum(-1) - 1).abs()
     if occupancy.shape[-4] == 1:
         return start
@@ -180,14 +212,15 @@ def interval_residual(occupancy: Tensor, lower: Tensor, upper: Tensor) -> Tensor
     """The largest amount by which lower * q(x,a) <= q(x,a,y) <= upper * q(x,a) or q >= 0 is broken: `(...)`.
 
     Args:
-        occupancy, lower, upper: `(... x L x S x A x S)`.
+        occupancy, lower, upper: `(... x L x S x A x K)`.
     """
     for name, tensor in (("occupancy", occupancy), ("lower", lower), ("upper", upper)):
         check_tensor(name, tensor, axes=4)
         if tensor.shape[-4:] != occupancy.shape[-4:] or tensor.device != occupancy.device:
             raise InvalidInput(f"{name} is {brief(tensor)} on {tensor.device}; it must be like occupancy, {brief(occupancy)}.")
     _broadcast(occupancy.shape[:-4], lower.shape[:-4], upper.shape[:-4])
-    _check_square(occupancy)
+    if 0 in occupancy.shape[-4:]:
+        raise InvalidInput(f"occupancy has shape {tuple(occupancy.shape)}; it is empty.")
     pair = occupancy.sum(-1, keepdim=True)
     excess = torch.maximum(torch.maximum(lower * pair - occupancy, occupancy - upper * pair), -occupancy)
     return excess.clamp_min(0).amax(dim=(-1, -2, -3, -4))
@@ -204,10 +237,25 @@ def _check_kind(layout: Layout, dtype: torch.dtype, device: torch.device | str |
     check_device(device)
 
 
-def _check_square(occupancy: Tensor) -> None:
-    """Refuse an occupancy whose successors are not as many as its states, or that is empty."""
-    if occupancy.shape[-1] != occupancy.shape[-3] or 0 in occupancy.shape[-4:]:
-        raise InvalidInput(f"occupancy has shape {tuple(occupancy.shape)}; its last axes must be (L x S x A x S).")
+@lru_cache(maxsize=64)
+def _square(layers: int, width: int, actions: int) -> Layout:
+    """A layout without successor lists that knows of no padding."""
+    return Layout((1, *[width] * max(layers - 1, 1), 1), actions)
+
+
+def _layout_of(tensor: Tensor, layout: Layout | None) -> Layout:
+    """The layout of a tensor over transitions; where none was given, one of as many slots as states."""
+    if layout is not None:
+        check_layout(layout)
+        layout.check_shape("the tensor over transitions", tensor, kind="transition")
+        return layout
+    layers, width, actions, slots = tensor.shape[-4:]
+    if slots != width or 0 in tensor.shape[-4:]:
+        raise InvalidInput(
+            f"a tensor over transitions has shape {tuple(tensor.shape)}; its last axes must be (L x S x A x S), or pass the layout "
+            "whose successor lists they follow."
+        )
+    return _square(layers, width, actions)
 
 
 def _check_pair(policy: Tensor, transitions: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, TorchCMDPError
+from torchcmdp.errors import InvalidInput, TorchCMDPError, brief, check_kind, check_tensor
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import checked_policy, expected_value, occupancy_of, pair_occupancy_of, policy_of
 from torchcmdp.optimistic import OptimisticOptimum, optimistic_optimum
@@ -28,7 +28,7 @@ class Optimum:
 
     Attributes:
         value: Expected reward of an episode, `(...)`; NaN where no policy is feasible.
-        occupancy: The occupancy q(x,a,y) that attains it, `(... x L x S x A x S)`; NaN at real transitions where none is feasible.
+        occupancy: The occupancy q(x,a,y) that attains it, `(... x L x S x A x K)`; NaN at real transitions where none is feasible.
         feasible: `(...)` bool.
     """
 
@@ -48,15 +48,15 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
         rewards: Used in place of the CMDP's own, `(... x L x S x A)`.
         costs: Used in place of the CMDP's own, `(... x m x L x S x A)`.
     """
-    layout = cmdp.layout
     rewards, costs = _rewards(cmdp, rewards), _costs(cmdp, costs)
+    layout = cmdp.layout
     if cmdp.device.type == "meta":
         return _on_meta(cmdp)
     solution = _solved(rewards, cmdp, costs)
     feasible = solution.status == Status.SOLVED
     policy = policy_of(solution.occupancy, layout)
     # rolled out again, which removes the solver's rounding from the flow
-    occupancy = occupancy_of(policy, cmdp.transitions)
+    occupancy = occupancy_of(policy, cmdp.transitions, layout)
     value = (occupancy.sum(-1) * rewards).sum(dim=(-1, -2, -3))
     nothing = layout.transition_mask(cmdp.device) & ~feasible[..., None, None, None, None]
     return Optimum(torch.where(feasible, value, torch.nan), torch.where(nothing, torch.nan, occupancy), feasible)
@@ -70,15 +70,16 @@ def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> O
         rewards: Used in place of the CMDP's own, `(... x L x S x A)`.
     """
     rewards = _rewards(cmdp, rewards)
-    value = rewards.new_zeros(*cmdp.batch_shape, cmdp.layout.width)
+    layout = cmdp.layout
+    value, closed = rewards.new_zeros(*cmdp.batch_shape, layout.width), _closed(layout, cmdp.device)
     choices = []
-    for k in reversed(range(cmdp.layout.layers)):
-        action_value = rewards[..., k, :, :] + (cmdp.transitions[..., k, :, :, :] @ value[..., None, :, None]).squeeze(-1)
-        value, best = action_value.max(-1)
+    for k in reversed(range(layout.layers)):
+        action_value = rewards[..., k, :, :] + _expected(cmdp, value, k)
+        value, best = action_value.masked_fill(closed[k], -torch.inf).max(-1)
         choices.append(best)
     policy = _deterministic(cmdp, torch.stack(choices[::-1], dim=-2))
     feasible = torch.ones(cmdp.batch_shape, dtype=torch.bool, device=cmdp.device)
-    return Optimum(value[..., 0], occupancy_of(policy, cmdp.transitions), feasible)
+    return Optimum(value[..., 0], occupancy_of(policy, cmdp.transitions, layout), feasible)
 
 
 def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
@@ -132,14 +133,16 @@ def safest_policy(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tenso
 
 def alpha_of(rho: Tensor) -> Tensor:
     """rho^+ / (1 + rho^+), the share of the best reward that can be promised against adversarial costs; one where rho is +inf."""
+    check_tensor("rho", rho)
     room = rho.clamp_min(0)
     return torch.where(room.isinf(), torch.ones_like(room), room / (1 + room))
 
 
 def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor]:
     """W(x_0) = rho `(...)`, by W(x) = max_a min(s(x,a), min over possible successors y of W(y)), and the policy of its maxima."""
+    check_cmdp(cmdp)
     layout = cmdp.layout
-    costs = cmdp.costs if costs is None else _with_constraints(layout, costs).to(cmdp.transitions)
+    costs = cmdp.costs if costs is None else _placed(cmdp, "costs", _with_constraints(layout, costs))
     try:
         batch = torch.broadcast_shapes(cmdp.batch_shape, costs.shape[:-4])
     except RuntimeError:
@@ -148,13 +151,26 @@ def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor
         ) from None
     # without constraints every pair has infinite room
     room = 0 - costs.amax(-4) if costs.shape[-4] else costs.new_full((*costs.shape[:-4], *layout.pair_shape), torch.inf)
-    value = room.new_full((*batch, layout.width), torch.inf)
+    value, closed = room.new_full((*batch, layout.width), torch.inf), _closed(layout, cmdp.device)
     choices = []
     for k in reversed(range(layout.layers)):
-        ahead = torch.where(cmdp.transitions[..., k, :, :, :] > 0, value[..., None, None, :], torch.inf).amin(-1)
-        value, best = torch.minimum(room[..., k, :, :], ahead).max(-1)
+        ahead = torch.where(cmdp.transitions[..., k, :, :, :] > 0, layout.ahead(value, k), torch.inf).amin(-1)
+        value, best = torch.minimum(room[..., k, :, :], ahead).masked_fill(closed[k], -torch.inf).max(-1)
         choices.append(best)
     return value[..., 0], _deterministic(cmdp, torch.stack(choices[::-1], dim=-2))
+
+
+def _expected(cmdp: LayeredCMDP, value: Tensor, k: int) -> Tensor:
+    """sum_y P(y|x,a) value(y) of the pairs of layer k, `(... x S x A)`."""
+    transitions = cmdp.transitions[..., k, :, :, :]
+    if cmdp.layout.lists is None:
+        return (transitions @ value[..., None, :, None]).squeeze(-1)
+    return (transitions * cmdp.layout.ahead(value, k)).sum(-1)
+
+
+def _closed(layout: Layout, device: torch.device) -> Tensor:
+    """True at the actions that real states do not have, `(L x S x A)`."""
+    return layout.state_mask(device).unsqueeze(-1) & ~layout.pair_mask(device)
 
 
 def _deterministic(cmdp: LayeredCMDP, choices: Tensor) -> Tensor:
@@ -163,7 +179,13 @@ def _deterministic(cmdp: LayeredCMDP, choices: Tensor) -> Tensor:
     return (taken & cmdp.layout.pair_mask(choices.device)).to(cmdp.dtype)
 
 
+def check_cmdp(cmdp: object) -> None:
+    """Refuse what is no CMDP."""
+    check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP, such as random_cmdp() gives")
+
+
 def _rewards(cmdp: LayeredCMDP, rewards: Tensor | None) -> Tensor:
+    check_cmdp(cmdp)
     if rewards is None:
         return cmdp.rewards
     cmdp.layout.check_shape("rewards", rewards, kind="pair")
@@ -171,6 +193,7 @@ def _rewards(cmdp: LayeredCMDP, rewards: Tensor | None) -> Tensor:
 
 
 def _costs(cmdp: LayeredCMDP, costs: Tensor | None) -> Tensor:
+    check_cmdp(cmdp)
     if costs is None:
         return cmdp.costs
     return _to_batch(cmdp, "costs", _with_constraints(cmdp.layout, costs), 4)
@@ -184,10 +207,17 @@ def _with_constraints(layout: Layout, costs: Tensor) -> Tensor:
     return costs
 
 
+def _placed(cmdp: LayeredCMDP, name: str, tensor: Tensor) -> Tensor:
+    """The tensor where the CMDP is; one without values cannot go there."""
+    if tensor.device.type == "meta" != cmdp.device.type:
+        raise InvalidInput(f"{name} is {brief(tensor)} without values, on the meta device; the CMDP is on {cmdp.device}.")
+    return tensor.to(cmdp.transitions)
+
+
 def _to_batch(cmdp: LayeredCMDP, name: str, tensor: Tensor, axes: int) -> Tensor:
     """Give a tensor the CMDP's batch shape."""
     try:
-        return tensor.to(cmdp.transitions).expand(*cmdp.batch_shape, *tensor.shape[-axes:])
+        return _placed(cmdp, name, tensor).expand(*cmdp.batch_shape, *tensor.shape[-axes:])
     except RuntimeError:
         raise InvalidInput(
             f"{name} has batch shape {tuple(tensor.shape[:-axes])}; it must broadcast to the CMDP's {tuple(cmdp.batch_shape)}."
@@ -218,10 +248,11 @@ def evaluate(policy: Any, cmdp: LayeredCMDP) -> Evaluation:
             with N = |X| and the terminal state last, and returns probabilities, `(N x A)`.
         cmdp: One CMDP or a batch.
     """
-    if callable(policy) and not isinstance(policy, Tensor):
+    check_cmdp(cmdp)
+    if callable(policy) and not isinstance(policy, Tensor | type):
         policy = _asked(policy, cmdp)
-    probabilities = checked_policy(policy, cmdp.layout).to(cmdp.transitions)
-    occupancy = pair_occupancy_of(probabilities, cmdp.transitions)
+    probabilities = _placed(cmdp, "policy", checked_policy(policy, cmdp.layout))
+    occupancy = pair_occupancy_of(probabilities, cmdp.transitions, cmdp.layout)
     violations = expected_value(cmdp.costs, occupancy.unsqueeze(-4))
     value = expected_value(cmdp.rewards, occupancy)
     return Evaluation(value, violations, (violations <= SAFE_TOLERANCE.get(cmdp.dtype, 1e-2)).all(-1))
@@ -242,7 +273,7 @@ def _asked(policy: Callable[[Tensor], Any], cmdp: LayeredCMDP) -> Tensor:
             f"the policy returned {found} for the one-hot states; expected (N x A) = {(len(states), layout.actions)}."
         )
     spread = rows.new_zeros(layout.pair_shape)
-    spread[layout.pair_mask(rows.device)] = rows[: -layout.widths[-1]].flatten()  # all but the terminal state, layer by layer
+    spread[layout.state_mask(rows.device)] = rows[: -layout.widths[-1]]  # all but the terminal state, layer by layer
     return spread
 
 

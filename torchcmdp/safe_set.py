@@ -22,7 +22,7 @@ class SafeSet:
 
     Attributes:
         layout: Layer widths and actions.
-        lower, upper: Transition intervals, `(... x L x S x A x S)`; zero in the padding. Where rounding has left no distribution
+        lower, upper: Transition intervals, `(... x L x S x A x K)`; zero in the padding. Where rounding has left no distribution
             between them, solvers see them moved until one fits.
         costs: (Optimistic) costs of the m safety constraints, `(... x m x L x S x A)`; zero in the padding.
     """
@@ -61,9 +61,14 @@ class SafeSet:
             listed = ", ".join(f"{key} {tuple(shape)}" for key, shape in shapes.items())
             raise InvalidInput(f"the batch shapes {listed} do not broadcast.") from None
 
-    def flat(self, batch: torch.Size) -> list[Tensor]:
-        """Lower and upper, mended, and costs, in float64 with the one batch axis that `batch` flattens to."""
-        return [flattened(tensor, batch, 4) for tensor in (*_mended(self.lower, self.upper), self.costs)]
+    def flat(self, batch: torch.Size, *, mended: bool = True) -> list[Tensor]:
+        """Lower and upper, mended, and costs, in float64 with the one batch axis that `batch` flattens to.
+
+        A solver that refuses what needs mending may ask for float64 ends as they are first.
+        """
+        exact = not mended and self.lower.dtype == self.upper.dtype == torch.float64
+        ends = (self.lower, self.upper) if exact else _mended(self.lower, self.upper)
+        return [flattened(tensor, batch, 4) for tensor in (*ends, self.costs)]
 
 
 def flattened(tensor: Tensor, batch: torch.Size, own: int) -> Tensor:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels import opt_primal_dual, pdbps, wcops
+from torchcmdp.kernels import opt_cmdp, opt_primal_dual, pdbps, wcops
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.metrics import tally, track, track_values
 from torchcmdp.kernels.occupancy import pair_occupancy_of, policy_of_log, policy_of_logits
@@ -19,7 +19,7 @@ from torchcmdp.kernels.rollout import Steps, is_policy, rollout, steps
 BAD_POLICY, BAD_STEP, BAD_PROBLEM = 1, 2, 3
 ADVICE = {
     BAD_POLICY: "its policy has an entry that is no probability; expected finite numbers that are not negative.",
-    BAD_STEP: "its trajectory has a state or an action that its layer does not have.",
+    BAD_STEP: "its trajectory has a state, an action or a successor that the layout does not have.",
     BAD_PROBLEM: "its safe set or its target has numbers that are not valid, such as NaN; expected finite rewards and costs.",
 }
 
@@ -49,7 +49,7 @@ class Scene(NamedTuple):
 
     Attributes:
         comparator: `((1 or runs) x P)`.
-        sums: Of the tracker, `(runs x (4 + 3 m))`, written to.
+        sums: Of the tracker, `(runs x (5 + 3 m))`, written to.
         changing: Whether the comparators need the values of every episode, 0 or 1.
         reward_sum, cost_sum, worst_cost: Of the comparators, `(runs x [m x] L S A)`, written to; empty where they do not.
         last, window, total, positive: The diagnostics of the last episode and their sums, `(tags x runs)`, written to.
@@ -185,7 +185,7 @@ def play_wcops(start, stop, episodes, geometry, world, scene, settings, hyper, l
                 break
             finish(geometry, world, scene, run, t, episodes, stage)
         leave(geometry, world, run, stage)
-        wcops.store(geometry, run, buffers, state)
+        wcops.store(geometry, settings, run, buffers, state)
 
 
 @entry
@@ -222,3 +222,24 @@ def play_pdbps(start, stop, episodes, geometry, world, scene, settings, hyper, l
             finish(geometry, world, scene, run, t, episodes, stage)
         leave(geometry, world, run, stage)
         pdbps.store(geometry, run, buffers, state)
+
+
+@entry
+def play_opt_cmdp(start, stop, episodes, geometry, world, scene, settings, hyper, learnt, buffers, stage, state):
+    """`episodes` episodes of runs start .. stop-1 with OptCMDP or Greedy; arguments as for `play_wcops`."""
+    for run in range(start, stop):
+        opt_cmdp.load(geometry, settings, hyper, run, buffers, state)
+        enter(geometry, world, run, stage)
+        for t in range(episodes):
+            for p in range(state.plan.shape[0]):
+                stage.policy[p] = state.plan[p]
+            if not is_policy(stage.policy):
+                scene.failed[run] = BAD_POLICY
+                break
+            perform(geometry, world, scene, run, t, stage)
+            if opt_cmdp.update(geometry, settings, hyper, run, stage.steps, state, scene.last) == INVALID:
+                scene.failed[run] = BAD_PROBLEM
+                break
+            finish(geometry, world, scene, run, t, episodes, stage)
+        leave(geometry, world, run, stage)
+        opt_cmdp.store(geometry, run, buffers, state)

@@ -141,6 +141,19 @@ def best_in_box(successor, lower, upper, begin, end, values, order):
 
 
 @formula
+def row_in_box(lower, upper, begin, end, order, row):
+    """row <- the p of `best_in_box`."""
+    left = 1.0
+    for e in range(begin, end):
+        left -= lower[e]
+    for j in range(end - begin):
+        e = begin + order[j]
+        moved = min(max(left, 0.0), upper[e] - lower[e])
+        row[e] = lower[e] + moved
+        left -= moved
+
+
+@formula
 def best_in_ball(successor, center, radius, begin, end, values, order):
     """max <p, f> over |p - center|_1 <= radius: half the radius moves from the worst successors to the best one."""
     left, best = 0.5 * radius, 0.0
@@ -175,17 +188,25 @@ def expect(geometry, kernels, k, room, ahead):
     first, row, successor, actions = geometry.first, geometry.row, geometry.successor, geometry.actions
     kind, center, lower, upper, radius = kernels.kind, kernels.center, kernels.lower, kernels.upper, kernels.radius
     values, order, own_order = room.values, room.order, room.own_order
-    width = first[k + 2] - first[k + 1]
-    sort_down(values, first[k + 1], width, order)
+    dense = geometry.dense[k] == 1
+    if dense:
+        sort_down(values, first[k + 1], first[k + 2] - first[k + 1], order)
     for p in range(first[k] * actions, first[k + 1] * actions):
         begin, end = row[p], row[p + 1]
         if end - begin == 1:
             ahead[p] = values[successor[begin]]
-        elif end - begin == width:
+        elif end == begin:
+            ahead[p] = 0.0
+        elif dense:
             ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], begin, end, values, order)
         else:
-            sort_row_down(values, successor, begin, end, own_order)
-            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], begin, end, values, own_order)
+            anything = False
+            for e in range(begin, end):
+                anything |= values[successor[e]] != 0.0
+            ahead[p] = 0.0
+            if anything:  # few pairs lead to where one target can be reached from
+                sort_row_down(values, successor, begin, end, own_order)
+                ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], begin, end, values, own_order)
 
 
 @kernel

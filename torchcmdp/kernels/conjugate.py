@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
-from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.pairs import FREE
 
 # Steps after which a solution has to do.
@@ -26,13 +25,6 @@ class Iterates(NamedTuple):
     image: np.ndarray
     solution: np.ndarray
     enough: np.ndarray
-
-
-def empty_iterates(geometry: Geometry) -> Iterates:
-    """Room for `iterate`, of size zero where blocks are factored."""
-    size = len(geometry.state_at) + 1 if geometry.iterative else 0
-    inverse, residual, direction, image, solution = np.zeros((5, size))
-    return Iterates(inverse, residual, direction, image, solution, np.full(1, 1e-12))
 
 
 @compiled

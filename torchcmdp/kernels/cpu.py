@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from llvmlite.binding import Linkage
-from numba import njit
+from numba import njit, types
+from numba.core import typed_passes, untyped_passes
 from numba.core.caching import FunctionCache
-from numba.core.compiler import Compiler
+from numba.core.compiler import CompilerBase
+from numba.core.compiler_machinery import PassManager
 
 # No "nnan"/"ninf": -inf is a legal logarithm here.
 FASTMATH = {"contract", "reassoc", "nsz"}
@@ -27,23 +30,113 @@ def _stamp() -> str:
     return digest.hexdigest()
 
 
-@lru_cache(maxsize=1)
-def _announce() -> None:
-    print("compiling kernels, once: this takes some seconds", file=sys.stderr, flush=True)
+class _Progress:
+    """What is said while kernels are compiled: on a terminal one line that is kept up to date, elsewhere one a kernel."""
+
+    def __init__(self) -> None:
+        self._started, self._done = 0.0, 0
+
+    def begin(self, name: str) -> None:
+        """A kernel is not in the cache."""
+        if not self._started:
+            self._started = time.monotonic()
+            self._say("compiling kernels, once for this version: this takes up to a minute or two", last=not sys.stderr.isatty())
+        elif sys.stderr.isatty():
+            self._say(f"compiling kernels, once for this version: {self._done} done, {self._seconds:.0f} s, now {name}")
+
+    def end(self, name: str) -> None:
+        """It is now."""
+        self._done += 1
+        told = f"{name} is compiled, {self._done} done, {self._seconds:.0f} s"
+        self._say(f"compiling kernels, once for this version: {told}", last=not sys.stderr.isatty())
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _say(self, text: str, last: bool = False) -> None:
+        print(text if last else f"\r\033[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
+
+
+_progress = _Progress()
 
 
 class _KernelCache(FunctionCache):  # type: ignore[misc]
-    """Numba's cache on disk, with the stamp of all kernel files, and one line on stderr when something is not in it."""
+    """Numba's cache on disk, with the stamp of all kernel files; says on stderr what is not in it and so is compiled."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
+        self._kernel = function.__name__
         self._cache_file._source_stamp = _stamp()
+        load_index = self._cache_file._load_index
+
+        def load_own_index() -> Any:
+            try:
+                return load_index()
+            except (AttributeError, ImportError):  # it names a record that older kernels had
+                return {}
+
+        self._cache_file._load_index = load_own_index
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         found = super().load_overload(sig, target_context)
         if found is None:
-            _announce()
+            _progress.begin(self._kernel)
         return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        super().save_overload(sig, data)
+        _progress.end(self._kernel)
+
+
+# What numba has to do with plain loops; the rest of its passes looks for closures, literals, array expressions and the like.
+_PASSES = (
+    untyped_passes.TranslateByteCode,
+    untyped_passes.FixupArgs,
+    untyped_passes.IRProcessing,
+    untyped_passes.ReconstructSSA,
+    typed_passes.NopythonTypeInference,
+    typed_passes.PreLowerStripPhis,
+    typed_passes.IRLegalization,
+    typed_passes.NativeLowering,
+    typed_passes.NoPythonBackend,
+)
+
+
+class _Typing:
+    """Numba's typing context, which remembers what it found for operators: it would try every overload again for each use."""
+
+    _found: ClassVar[dict[Any, Any]] = {}
+
+    def __init__(self, context: Any) -> None:
+        self._real = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
+        if kws or not isinstance(function, types.Function):
+            return self._real.resolve_function_type(function, args, kws)
+        key = function, tuple(args)
+        if key not in self._found:
+            self._found[key] = self._real.resolve_function_type(function, args, kws)
+        return self._found[key]
+
+
+class _Plain(CompilerBase):  # type: ignore[misc]
+    """Compiles with the passes above."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        passes = PassManager("kernel")
+        for each in _PASSES:
+            passes.add_pass(each, each.__name__)
+        passes.finalize()
+        return [passes]
+
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        self.state.library = self.new_library(func)
+        self.state.typingctx = _Typing(self.state.typingctx)
+        return super().compile_extra(func)
 
 
 class _Unlinked:
@@ -60,21 +153,20 @@ class _Unlinked:
     def set_env(self, name: str, environment: Any) -> None: ...
 
 
-class _InnerCompiler(Compiler):  # type: ignore[misc]
+class _InnerCompiler(_Plain):
     """Numba optimises a function again in every caller of its callers; this one leaves it to the outermost."""
 
-    def compile_extra(self, func: Callable[..., Any]) -> Any:
+    def new_library(self, func: Callable[..., Any]) -> Any:
         library = self.state.targetctx.codegen().create_library(func.__qualname__)
         library._codegen = _Unlinked(library._codegen)
         library._optimize_final_module = lambda: None
-        self.state.library = library
-        return super().compile_extra(func)
+        return library
 
 
-class _EntryCompiler(Compiler):  # type: ignore[misc]
+class _EntryCompiler(_Plain):
     """Makes the functions that were linked in private to the entry: they lose the arguments and copies that nobody needs."""
 
-    def compile_extra(self, func: Callable[..., Any]) -> Any:
+    def new_library(self, func: Callable[..., Any]) -> Any:
         library = self.state.targetctx.codegen().create_library(func.__qualname__)
         library.enable_object_caching()
         optimize = library._optimize_final_module
@@ -86,8 +178,7 @@ class _EntryCompiler(Compiler):  # type: ignore[misc]
             optimize()
 
         library._optimize_final_module = privately
-        self.state.library = library
-        return super().compile_extra(func)
+        return library
 
 
 OPTIONS = {"nogil": True, "fastmath": FASTMATH, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}

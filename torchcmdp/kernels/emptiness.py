@@ -49,6 +49,8 @@ def least_violation(geometry, problem, response, multipliers):
     for j in range(n - 1, -1, -1):
         value[j] = math.inf
         for pair in range(j * actions, (j + 1) * actions):
+            if row[pair] == row[pair + 1]:
+                continue
             mean = cheapest_mean(row[pair], row[pair + 1], problem.lower, problem.upper, geometry.successor, value, response.code)
             value[j] = min(value[j], penalty[pair] / total + mean)
     return value[0]

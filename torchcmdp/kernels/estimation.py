@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from torchcmdp.estimation import LEAST_VARIANCE
 from torchcmdp.kernels.options import formula
 
 
@@ -11,6 +12,18 @@ from torchcmdp.kernels.options import formula
 def loss_estimate(reward, upper, gamma):
     """The loss 1 - r, importance-weighted by u + gamma (line 5, D6)."""
     return (1.0 - reward) / (upper + gamma)
+
+
+@formula
+def hopeful_loss(mean_loss, visits):
+    """m N / (N + 1), of the doubly robust loss at every pair."""
+    return mean_loss * (visits / (visits + 1.0))
+
+
+@formula
+def loss_correction(reward, upper, gamma, mean_loss):
+    """(1 - r - m) / (u + gamma), of the doubly robust loss at a visited pair."""
+    return 1.0 / (upper + gamma) * ((1.0 - reward) - mean_loss)
 
 
 @formula
@@ -62,6 +75,24 @@ def bonus(visits, logarithm, bonus_scale):
 
 
 @formula
-def optimistic_cost(estimate, cost_bonus, visits):
-    """max(-1, ghat - b), and -1 at pairs never visited (line 7, D3)."""
-    return max(estimate - cost_bonus, -1.0) if visits > 0.0 else -1.0
+def prior_cost(estimate, samples, end):
+    """(n ghat + end) / (n + 1)."""
+    return (samples * estimate + end) / (samples + 1.0)
+
+
+@formula
+def squared_error(occupancy, estimate, samples):
+    """q^2 max(1 - ghat^2, 0.05) / n, what a pair adds to the square of a standard error."""
+    return occupancy * occupancy / max(samples, 1.0) * max(1.0 - estimate * estimate, LEAST_VARIANCE)
+
+
+@formula
+def cumulative_surprise(total, surprise, slack):
+    """max(0, c + D - slack): one side of Page's test."""
+    return max(total + surprise - slack, 0.0)
+
+
+@formula
+def optimistic_cost(estimate, cost_bonus, visits, low):
+    """max(low, ghat - b), and low at pairs never visited (line 7, D3)."""
+    return max(estimate - cost_bonus, low) if visits > 0.0 else low

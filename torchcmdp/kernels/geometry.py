@@ -16,12 +16,14 @@ SPARSE = 2000
 class Geometry(NamedTuple):
     """States are numbered layer by layer; pair p = state * actions + a; an entry is a pair with one of its possible successors.
 
+    A pair whose action its state does not have is there, without entries: kernels pass it over.
+
     Attributes:
         first: `(L + 1)`, the first state of each decision layer; n = first[L] is also the number of the terminal state.
         actions: A.
         row: `(P + 1)`, the entries of pair p are row[p] .. row[p + 1] - 1; E = row[P].
         successor: `(E)`, the state each entry leads to, ascending within a pair.
-        dense: `(L)`, one where every pair of the layer has the whole next layer as successors.
+        dense: `(L)`, one where every pair of the layer has the whole next layer as successors, in its order.
         state_at, pair_at, entry_at: positions in the flattened padded (L x S), (L x S x A) and (L x S x A x K) tensors.
         diagonal: `(L + 1)`, where the n_k x n_k block of layer k starts in the block-tridiagonal Hessian.
         above: `(L + 1)`, where the n_{k-1} x n_k block above it starts.
@@ -43,35 +45,28 @@ class Geometry(NamedTuple):
 
 @lru_cache(maxsize=256)
 def geometry_of(layout: Layout) -> Geometry:
-    """The geometry of a layout in which every state of the next layer is a possible successor."""
-    return supported(layout, layout.transition_mask().numpy())
-
-
-def supported(layout: Layout, support: np.ndarray) -> Geometry:
-    """The geometry of a layout whose pairs can only reach the successors at which `support` `(L x S x A x S)` is true.
-
-    Padding is ignored, and every real pair needs one successor at least.
-    """
-    real = np.asarray(support, dtype=bool) & layout.transition_mask().numpy()
+    """The geometry of a layout: its successor lists, or where it has none every state of the next layer."""
     widths = np.array(layout.widths, dtype=np.int64)
     first = _starts(widths[:-1])
-    pair_at = np.flatnonzero(layout.pair_mask().numpy())
-    rows = real.reshape(-1, layout.width)[pair_at]
+    state_at = np.flatnonzero(layout.state_mask().numpy())
+    pair_at = (state_at[:, None] * layout.actions + np.arange(layout.actions)).flatten()
+    lists = layout.successors().numpy().reshape(-1, layout.slots)[pair_at]
     layer_of_pair = pair_at // (layout.width * layout.actions)
-    next_first = np.append(first[1:-1], first[-1])
-    pair, column = rows.nonzero()
-    counts = rows.sum(1)
-    full = np.ones(layout.layers, dtype=bool)
-    np.logical_and.at(full, layer_of_pair, counts == widths[layer_of_pair + 1])
+    pair, slot = (lists >= 0).nonzero()
+    counts = (lists >= 0).sum(1)
+    whole = (counts == widths[layer_of_pair + 1]) | (counts == 0)
+    in_order = ((lists == np.arange(layout.slots)) | (lists < 0)).all(1) & whole
+    dense = np.ones(layout.layers, dtype=bool)
+    np.logical_and.at(dense, layer_of_pair, in_order)
     return Geometry(
         first=first,
         actions=layout.actions,
         row=_starts(counts),
-        successor=(next_first[layer_of_pair[pair]] + column).astype(np.int64),
-        dense=full.astype(np.int8),
-        state_at=np.flatnonzero(layout.state_mask().numpy()),
+        successor=first[1:][layer_of_pair[pair]] + lists[pair, slot],
+        dense=dense.astype(np.int8),
+        state_at=state_at,
         pair_at=pair_at,
-        entry_at=pair_at[pair] * layout.width + column,
+        entry_at=pair_at[pair] * layout.slots + slot,
         diagonal=_starts(widths[:-1] ** 2),
         above=np.append(0, _starts(widths[1:-1] * widths[:-2])),
         iterative=int(_block_work(widths[:-1]) > SPARSE * counts.sum()),

@@ -1,4 +1,4 @@
-"""When the Newton solvers, the compiled one and the torch one, are content; apart from either, so that neither loads the other."""
+"""Limits that compiled code and torch share, most of the Newton solvers; apart from either, so that neither loads the other."""
 
 # A potential moves by at most this in one step: larger moves overflow, much smaller ones stall when multipliers must grow.
 LONGEST_MOVE = 100.0
@@ -16,3 +16,18 @@ PLAIN_ITERATIONS = 30
 CERTAIN = 1e-12
 # ... and where neither that nor a solution is found, the cap on the multipliers is raised up to this.
 HIGHEST_CAP = 1e8
+
+# The optimistic program: where no occupancy is safe, its constraints are relaxed to their least violation and this much more.
+RELAXATION = 1e-7
+# A violation of this size is rounding.
+FEASIBILITY = 1e-10
+# A pivot is worth making when it promises more than this, plus the rounding of multipliers of this relative size.
+IMPROVEMENT, ROUNDING = 1e-11, 1e-14
+# Entries of a direction below this cannot be pivots.
+SMALLEST_PIVOT = 1e-11
+# How far below zero the ratio test lets a variable go in favour of a larger pivot.
+HAIR = 1e-12
+# An episode is unsafe if the expected cost of some constraint exceeds this: zero, but for rounding.
+UNSAFE_ABOVE = 1e-9
+# A direction of the multipliers along which the Hessian is below this part of its diagonal does not change the solution.
+DEPENDENT = 1e-10

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.conjugate import Iterates, empty_iterates, invert_diagonal, iterate
+from torchcmdp.kernels.conjugate import Iterates, invert_diagonal, iterate
 from torchcmdp.kernels.cpu import compiled
-from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.pairs import FREE
 
 # A pivot below this part of its diagonal entry is noise: the variable is left where it is.
@@ -37,21 +36,6 @@ class System(NamedTuple):
     flow: np.ndarray
     free: np.ndarray
     iterates: Iterates
-
-
-def empty_system(geometry: Geometry, m: int) -> System:
-    """Room for `prepare`, `solve` and `schur`."""
-    n, widest = len(geometry.state_at), int(np.diff(geometry.first).max())
-    return System(
-        diagonal=np.zeros(0 if geometry.iterative else int(geometry.diagonal[-1])),
-        above=np.zeros(0 if geometry.iterative else int(geometry.above[-1])),
-        border=np.zeros((m, n + 1)),
-        solved=np.zeros((m, n + 1)),
-        corner=np.zeros((m, m)),
-        flow=np.zeros(widest),
-        free=np.zeros(widest),
-        iterates=empty_iterates(geometry),
-    )
 
 
 @compiled

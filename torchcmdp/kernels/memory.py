@@ -19,7 +19,7 @@ _own = threading.local()
 
 
 def compact(geometry: Geometry, tensor: Tensor, axes: int) -> np.ndarray:
-    """A padded tensor `([runs x] L x S x A [x S])` without its padding, `((1 or runs) x P or E)`.
+    """A padded tensor `([runs x] L x S x A [x K])` without its padding, `((1 or runs) x P or E)`.
 
     Args:
         axes: 3 for pairs and 4 for transitions.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchcmdp.kernels.limits import UNSAFE_ABOVE
 from torchcmdp.kernels.occupancy import expected_value
 from torchcmdp.kernels.options import formula, kernel
 from torchcmdp.kernels.processes import largest
@@ -24,7 +25,7 @@ def track(run, occupancy, comparator, reward_values, cost_values, steps, sums):
         occupancy, comparator: `(P,)`.
         reward_values, cost_values: `(1 x P)` and `(m x P)`.
         steps: What was walked.
-        sums: `(runs x (4 + 3 m))`.
+        sums: `(runs x (5 + 3 m))`.
     """
     m = cost_values.shape[0]
     sums[run, 0] += episode_regret(reward_values, comparator, occupancy)
@@ -34,14 +35,18 @@ def track(run, occupancy, comparator, reward_values, cost_values, steps, sums):
     for k in range(steps.rewards.shape[0]):
         realised += steps.rewards[k]
     sums[run, 3] += realised
+    unsafe = 0.0
     for i in range(m):
         violation = expected_value(cost_values, i, occupancy)
-        sums[run, 4 + i] += violation
-        sums[run, 4 + m + i] += max(violation, 0.0)
+        sums[run, 5 + i] += violation
+        sums[run, 5 + m + i] += max(violation, 0.0)
+        if violation > UNSAFE_ABOVE:
+            unsafe = 1.0
         realised = 0.0
         for k in range(steps.costs.shape[0]):
             realised += steps.costs[k, i]
-        sums[run, 4 + 2 * m + i] += realised
+        sums[run, 5 + 2 * m + i] += realised
+    sums[run, 4] += unsafe
 
 
 @kernel

@@ -3,52 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
-
-import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
-from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, LONGEST_MOVE, RELATIVE_TOLERANCE, SETTLED_RELATIVE
-from torchcmdp.kernels.linalg import System, assemble_border, empty_system, prepare, schur, solve
-from torchcmdp.kernels.pairs import Problem, Response, empty_response, evaluate, weigh
-from torchcmdp.kernels.quadratic import Small, empty_small, quadratic
+from torchcmdp.kernels.linalg import assemble_border, prepare, schur, solve
+from torchcmdp.kernels.pairs import Problem, evaluate, weigh
+from torchcmdp.kernels.quadratic import quadratic
 
 # An iteration rebalances flows at most this often, and halves its step at most this often.
 MOST_REBALANCED, MOST_HALVED = 8, 35
-
-
-class Work(NamedTuple):
-    """Work space of one instance: nothing in it survives from one call to the next.
-
-    Attributes:
-        costs: `(m x P)`, each constraint divided by its largest cost, `scale` `(m)`.
-        scaled: `(E)`, target over temperature, weight and base as in `Problem`.
-        v, trial_v, dv: `(n + 1)`; lam, trial_lam, dlam, used: `(m)`.
-    """
-
-    response: Response
-    system: System
-    small: Small
-    costs: np.ndarray
-    scale: np.ndarray
-    scaled: np.ndarray
-    weight: np.ndarray
-    base: np.ndarray
-    v: np.ndarray
-    trial_v: np.ndarray
-    dv: np.ndarray
-    lam: np.ndarray
-    trial_lam: np.ndarray
-    dlam: np.ndarray
-    used: np.ndarray
-
-
-def workspace(geometry: Geometry, m: int) -> Work:
-    """Room to project instances of this geometry with m constraints, one after the other."""
-    entries, pairs, n = len(geometry.successor), len(geometry.pair_at), len(geometry.state_at)
-    sizes = ((m, pairs), m, entries, entries, pairs, n + 1, n + 1, n + 1, m, m, m, m)
-    return Work(empty_response(geometry), empty_system(geometry, m), empty_small(m), *(np.zeros(size) for size in sizes))
 
 
 @compiled

@@ -26,17 +26,46 @@ def policy_of_log(geometry, log_occupancy, policy):
             policy[p] /= total
 
 
+@formula
+def actions_of(geometry, x):
+    """How many actions a state has."""
+    own = 0
+    for p in range(x * geometry.actions, (x + 1) * geometry.actions):
+        own += geometry.row[p + 1] > geometry.row[p]
+    return own
+
+
+@kernel
+def policy_of(geometry, occupancy, policy):
+    """policy <- q(x,a) / q(x), and uniform where q(x) = 0."""
+    row, actions = geometry.row, geometry.actions
+    for x in range(geometry.first[-1]):
+        total = 0.0
+        for p in range(x * actions, (x + 1) * actions):
+            policy[p] = 0.0
+            for e in range(row[p], row[p + 1]):
+                policy[p] += occupancy[e]
+            total += policy[p]
+        own = actions_of(geometry, x)
+        for p in range(x * actions, (x + 1) * actions):
+            if total > 0.0:
+                policy[p] /= total
+            elif row[p] < row[p + 1]:
+                policy[p] = 1.0 / own
+
+
 @kernel
 def policy_of_logits(geometry, logits, policy):
-    """policy <- softmax of the logits over the actions of each state."""
-    actions = geometry.actions
+    """policy <- softmax of the logits over the actions that each state has."""
+    row, actions = geometry.row, geometry.actions
     for x in range(geometry.first[-1]):
         largest = -math.inf
         for p in range(x * actions, (x + 1) * actions):
-            largest = max(largest, logits[p])
+            if row[p] < row[p + 1]:
+                largest = max(largest, logits[p])
         total = 0.0
         for p in range(x * actions, (x + 1) * actions):
-            policy[p] = math.exp(logits[p] - largest)
+            policy[p] = math.exp(logits[p] - largest) if row[p] < row[p + 1] else 0.0
             total += policy[p]
         for p in range(x * actions, (x + 1) * actions):
             policy[p] /= total
@@ -44,18 +73,19 @@ def policy_of_logits(geometry, logits, policy):
 
 @kernel
 def log_softmax(geometry, logits):
-    """logits <- their log-softmax over the actions of each state."""
-    actions = geometry.actions
+    """logits <- their log-softmax over the actions that each state has, and zero at the others."""
+    row, actions = geometry.row, geometry.actions
     for x in range(geometry.first[-1]):
         largest = -math.inf
         for p in range(x * actions, (x + 1) * actions):
-            largest = max(largest, logits[p])
+            if row[p] < row[p + 1]:
+                largest = max(largest, logits[p])
         total = 0.0
         for p in range(x * actions, (x + 1) * actions):
-            total += math.exp(logits[p] - largest)
+            total += math.exp(logits[p] - largest) if row[p] < row[p + 1] else 0.0
         shift = largest + math.log(total)
         for p in range(x * actions, (x + 1) * actions):
-            logits[p] -= shift
+            logits[p] = logits[p] - shift if row[p] < row[p + 1] else 0.0
 
 
 @kernel

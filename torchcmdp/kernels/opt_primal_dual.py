@@ -26,12 +26,15 @@ class Settings(NamedTuple):
         capped: Whether multipliers have a largest value, 0 or 1.
         iota: The logarithm in the transitions' radii.
         logarithm: That in the radii of rewards and costs.
+        lowest, highest: What the rest of an episode can earn, and cost, from each layer on, `(1 or runs x (1 + m) x L)`.
     """
 
     kind: int
     capped: int
     iota: float
     logarithm: float
+    lowest: np.ndarray
+    highest: np.ndarray
 
 
 class Hyperparameters(NamedTuple):
@@ -132,21 +135,21 @@ def optimistic_feedback(geometry, settings, hyper, run, p, state):
 
 
 @kernel
-def evaluate(geometry, policy, state):
+def evaluate(geometry, settings, run, policy, state):
     """The optimistic values of the policy: Q^r, Q^g_1 .. Q^g_m, and their V."""
+    lowest, highest = settings.lowest[run % settings.lowest.shape[0]], settings.highest[run % settings.highest.shape[0]]
     first, row, successor, actions = geometry.first, geometry.row, geometry.successor, geometry.actions
     layers = first.shape[0] - 1
     for j in range(state.values.shape[0]):
         state.values[j, first[layers]] = 0.0
         for k in range(layers - 1, -1, -1):
-            left = float(layers - k)
             for x in range(first[k], first[k + 1]):
                 value = 0.0
                 for p in range(x * actions, (x + 1) * actions):
                     expected = 0.0
                     for e in range(row[p], row[p + 1]):
                         expected += state.center[e] * state.values[j, successor[e]]
-                    action_value = min(max(state.feedback[j, p] + expected, -left), left)
+                    action_value = min(max(state.feedback[j, p] + expected, lowest[j, k]), highest[j, k])
                     state.action_values[j, p] = action_value
                     value += policy[p] * action_value
                 state.values[j, x] = value
@@ -177,7 +180,7 @@ def update(geometry, settings, hyper, run, policy, steps, buffers, state, last):
         state: The rest of the run's state.
         last: The diagnostics, `(tags x runs)`.
     """
-    evaluate(geometry, policy, state)
+    evaluate(geometry, settings, run, policy, state)
     for p in range(state.logits.shape[0]):
         ascent = state.action_values[0, p]
         for i in range(state.cost_sum.shape[0]):

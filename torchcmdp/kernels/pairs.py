@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
-from torchcmdp.kernels.geometry import Geometry
 
 FREE, AT_LOWER, AT_UPPER = 0, 1, 2
 
@@ -62,26 +61,6 @@ class Response(NamedTuple):
     growth: np.ndarray
     inflow: np.ndarray
     outflow: np.ndarray
-
-
-def empty_response(geometry: Geometry) -> Response:
-    """Room for `evaluate`."""
-    entries, pairs, states = len(geometry.successor), len(geometry.pair_at), len(geometry.state_at) + 1
-    return Response(
-        p=np.zeros(entries),
-        code=np.zeros(entries, np.int8),
-        clipped=np.zeros(pairs, np.int8),
-        s=np.zeros(pairs),
-        exponent=np.zeros(pairs),
-        penalty=np.zeros(pairs),
-        t=np.zeros(pairs),
-        scale=np.ones(pairs),
-        log_p=np.zeros(entries),
-        known=np.zeros(entries, np.int8),
-        growth=np.zeros(states),
-        inflow=np.zeros(states),
-        outflow=np.zeros(states),
-    )
 
 
 @compiled
@@ -323,6 +302,8 @@ def evaluate(geometry, problem, response, v, multipliers):
                 if stop - start == 1:
                     p[start] = 1.0
                     exponent, s[pair], clipped[pair] = problem.target[start] + v[successor[start]], 1.0, False
+                elif stop == start:
+                    exponent, s[pair], clipped[pair] = -math.inf, 0.0, False
                 else:
                     exponent, s[pair] = respond(pair, start, stop, dense, problem, top, v, successor, response)
                 exponent -= own + penalty[pair]

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchcmdp.kernels.confidence import KernelSet, Room, all_pairs, confidence_row, empty_room, expect, kernel_set
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.occupancy import log_softmax
+from torchcmdp.kernels.occupancy import actions_of, log_softmax
 from torchcmdp.kernels.options import formula, kernel
 
 TAGS = ("Learner/max_multiplier", "Learner/loss_range", "Learner/max_bonus")
@@ -142,9 +142,12 @@ def step(geometry, eta, share, loss_range, loss, logits):
     for p in range(logits.shape[0]):
         logits[p] -= rate * loss[p]
     log_softmax(geometry, logits)
-    kept, mixed = math.log1p(-share), math.log(share / geometry.actions)
-    for p in range(logits.shape[0]):
-        logits[p] = log_add(kept + logits[p], mixed)
+    kept, actions = math.log1p(-share), geometry.actions
+    for x in range(geometry.first[-1]):
+        mixed = math.log(share / actions_of(geometry, x))
+        for p in range(x * actions, (x + 1) * actions):
+            if geometry.row[p] < geometry.row[p + 1]:
+                logits[p] = log_add(kept + logits[p], mixed)
 
 
 @kernel

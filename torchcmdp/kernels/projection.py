@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +11,10 @@ from torchcmdp.kernels.cpu import compiled, entry
 from torchcmdp.kernels.emptiness import least_violation
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.limits import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, CERTAIN, HIGHEST_CAP, PLAIN_ITERATIONS
-from torchcmdp.kernels.newton import Work, cooled_newton, full, newton, workspace
+from torchcmdp.kernels.newton import cooled_newton, full, newton
 from torchcmdp.kernels.pairs import FREE, Problem, weigh
 from torchcmdp.kernels.threads import over_batch
+from torchcmdp.kernels.work import carve, room
 from torchcmdp.status import Status
 
 SOLVED, ELASTIC, MAX_ITERATIONS, INVALID = (
@@ -37,6 +37,8 @@ def is_valid(geometry, target, lower, upper, costs):
     """No NaN, no infinite cost, and intervals that hold a distribution."""
     row = geometry.row
     for pair in range(row.shape[0] - 1):
+        if row[pair] == row[pair + 1]:
+            continue
         low = 0.0
         high = 0.0
         for e in range(row[pair], row[pair + 1]):
@@ -88,11 +90,16 @@ def recover(geometry, problem, response, v, used, occupancy, log_occupancy):
     for j in range(n):
         # outflow and s are a state's policy up to a factor
         out = response.outflow[j]
+        own = 0
         for pair in range(j * actions, (j + 1) * actions):
-            occupied = mass[j] * (s[pair] / out if out > 0.0 else 1.0 / actions)
+            own += row[pair + 1] > row[pair]
+        for pair in range(j * actions, (j + 1) * actions):
+            start, stop = row[pair], row[pair + 1]
+            if start == stop:
+                continue
+            occupied = mass[j] * (s[pair] / out if out > 0.0 else 1.0 / own)
             for i in range(used.shape[0]):
                 used[i] += occupied * costs[i, pair]
-            start, stop = row[pair], row[pair + 1]
             heaviest = start
             for e in range(start, stop):
                 q = occupied * p[e]
@@ -205,41 +212,30 @@ def project_one(geometry, target, lower, upper, costs, limits, work, occupancy, 
     return status, iterations, unpriced, gap
 
 
-class Instance(NamedTuple):
-    """Compact inputs and outputs of one instance, between the padded tensors and `project_one`."""
-
-    target: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-    costs: np.ndarray
-    occupancy: np.ndarray
-    log_occupancy: np.ndarray
-    potentials: np.ndarray
-    multipliers: np.ndarray
-
-
-def empty_instance(geometry: Geometry, m: int) -> Instance:
-    """Room for one instance."""
-    entries, pairs, n = len(geometry.successor), len(geometry.pair_at), len(geometry.state_at)
-    return Instance(*(np.zeros(size) for size in (entries, entries, entries, (m, pairs), entries, entries, n, m)))
+@compiled
+def gather(geometry, target, lower, upper, costs, instance):
+    """The inputs of one instance without their padding."""
+    entry_at, pair_at = geometry.entry_at, geometry.pair_at
+    for e in range(entry_at.shape[0]):
+        at = entry_at[e]
+        instance.target[e] = target[at]
+        instance.lower[e] = lower[at]
+        instance.upper[e] = upper[at]
+    for i in range(costs.shape[0]):
+        for pair in range(pair_at.shape[0]):
+            instance.costs[i, pair] = costs[i, pair_at[pair]]
 
 
 @entry
 def project_range(
-    start, stop, geometry, target, lower, upper, costs, limits, work, instance,
+    start, stop, geometry, target, lower, upper, costs, limits, reals, codes,
     occupancy, log_occupancy, potentials, multipliers, status, residual, gap, iterations,
 ):  # fmt: skip
-    """Solve instances start..stop-1 of a batch of flattened padded tensors, filling in the outputs."""
-    entry_at, pair_at, state_at = geometry.entry_at, geometry.pair_at, geometry.state_at
+    """Solve instances start..stop-1 of a batch of flattened padded tensors, filling in the outputs; padding is left alone."""
+    entry_at, state_at = geometry.entry_at, geometry.state_at
+    work, instance = carve(geometry, costs.shape[1], reals, codes)
     for b in range(start, stop):
-        for e in range(entry_at.shape[0]):
-            at = entry_at[e]
-            instance.target[e] = target[b, at]
-            instance.lower[e] = lower[b, at]
-            instance.upper[e] = upper[b, at]
-        for i in range(costs.shape[1]):
-            for pair in range(pair_at.shape[0]):
-                instance.costs[i, pair] = costs[b, i, pair_at[pair]]
+        gather(geometry, target[b], lower[b], upper[b], costs[b], instance)
         status[b], iterations[b], residual[b], gap[b] = project_one(
             geometry, instance.target, instance.lower, instance.upper, instance.costs, limits, work,
             instance.occupancy, instance.log_occupancy, instance.potentials, instance.multipliers,
@@ -266,18 +262,6 @@ class Batch(NamedTuple):
     residual: np.ndarray
     gap: np.ndarray
     iterations: np.ndarray
-
-
-_kept = threading.local()
-
-
-def room(geometry: Geometry, m: int) -> tuple[Work, Instance]:
-    """Work space and compact arrays for one instance, kept by each thread for the next call with the same geometry."""
-    if getattr(_kept, "key", None) is None or _kept.key[0] is not geometry or _kept.key[1] != m:
-        _kept.arrays = workspace(geometry, m), empty_instance(geometry, m)
-        _kept.key = geometry, m
-    arrays: tuple[Work, Instance] = _kept.arrays
-    return arrays
 
 
 def project_batch(

@@ -21,12 +21,6 @@ class Small(NamedTuple):
     factor: np.ndarray
 
 
-def empty_small(m: int) -> Small:
-    """Room for `quadratic` with m multipliers."""
-    linear, low, slope, step = np.zeros((4, m))
-    return Small(linear, low, slope, step, np.zeros(m, np.int8), np.zeros((m, m)))
-
-
 @compiled
 def coupling(matrix, i, j, pivot):
     """Entry (i, j) of the matrix, or of its restriction to steps in which entry `pivot` takes back what the others add."""

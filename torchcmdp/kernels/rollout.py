@@ -6,12 +6,15 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from torchcmdp.kernels.options import kernel
 from torchcmdp.kernels.processes import observe
 from torchcmdp.kernels.sampling import draw, draw_from
 from torchcmdp.kernels.streams import SLOTS, uniform
+from torchcmdp.occupancy import ROW_SUM_TOLERANCE as ROW_SUM_TOLERANCES
 
+ROW_SUM_TOLERANCE = ROW_SUM_TOLERANCES[torch.float64]
 ACTION, NEXT_STATE, REWARD, COST = 0, 1, 2, 3  # the purpose of a number; constraint i uses COST + i
 
 
@@ -35,6 +38,18 @@ def is_policy(policy):
     good = True
     for p in range(policy.shape[0]):
         good = good and policy[p] >= 0.0 and policy[p] < math.inf
+    return good
+
+
+@kernel
+def sums_to_one(geometry, policy):
+    """Whether the row of every state does, up to what a policy may miss it by."""
+    good = True
+    for x in range(geometry.first[-1]):
+        total = 0.0
+        for p in range(x * geometry.actions, (x + 1) * geometry.actions):
+            total += policy[p]
+        good = good and abs(total - 1.0) <= ROW_SUM_TOLERANCE
     return good
 
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels import opt_primal_dual, pdbps, wcops
+from torchcmdp.kernels import opt_cmdp, opt_primal_dual, pdbps, wcops
 from torchcmdp.kernels.block import BAD_POLICY, BAD_PROBLEM, BAD_STEP, enter, leave, measure, move_on, roll_out
 from torchcmdp.kernels.occupancy import policy_of_log, policy_of_logits
 from torchcmdp.kernels.options import entry, kernel
 from torchcmdp.kernels.projection import INVALID
-from torchcmdp.kernels.rollout import is_policy
+from torchcmdp.kernels.rollout import is_policy, sums_to_one
 
 
 class Walk(NamedTuple):
@@ -42,7 +42,7 @@ def load(geometry, run, padded, values):
 
 @kernel
 def read_steps(geometry, run, walk, steps):
-    """steps <- a run's row of a trajectory; says whether all its states and actions exist."""
+    """steps <- a run's row of a trajectory; says whether all its states, actions and successors exist."""
     first = geometry.first
     for k in range(steps.pairs.shape[0]):
         x, a, y = walk.states[run, k], walk.actions[run, k], walk.next_states[run, k]
@@ -52,8 +52,10 @@ def read_steps(geometry, run, walk, steps):
         p = (first[k] + x) * geometry.actions + a
         steps.pairs[k] = p
         e = geometry.row[p]
-        while e < geometry.row[p + 1] - 1 and geometry.successor[e] != first[k + 1] + y:
+        while e < geometry.row[p + 1] and geometry.successor[e] != first[k + 1] + y:
             e += 1
+        if e == geometry.row[p + 1]:
+            return False
         steps.entries[k] = e
         steps.rewards[k] = walk.rewards[run, k]
         for i in range(steps.costs.shape[1]):
@@ -66,7 +68,7 @@ def rollout_range(start, stop, geometry, world, policy, walk, failed, stage):
     """walk <- an episode of runs start .. stop-1 with the policies `(runs x L S A)`."""
     for run in range(start, stop):
         gather(geometry, run, policy, stage.policy)
-        if not is_policy(stage.policy):
+        if not (is_policy(stage.policy) and sums_to_one(geometry, stage.policy)):
             failed[run] = BAD_POLICY
             continue
         enter(geometry, world, run, stage)
@@ -92,7 +94,7 @@ def track_range(start, stop, geometry, transitions, comparator, policy, reward_v
         policy: `((1 or runs) x L S A)`.
         reward_values, cost_values: `((1 or runs) x 1 x L S A)` and `((1 or runs) x m x L S A)`.
         rewards, costs: Of the trajectory.
-        sums: `(runs x (4 + 3 m))`.
+        sums: `(runs x (5 + 3 m))`.
     """
     for run in range(start, stop):
         gather(geometry, run if policy.shape[0] > 1 else 0, policy, stage.policy)
@@ -117,7 +119,7 @@ def update_wcops(start, stop, geometry, settings, hyper, learnt, walk, buffers, 
         status = wcops.update(geometry, settings, hyper, run, learnt + 1, stage.policy, stage.steps, buffers, state, last)
         if status == INVALID:
             failed[run] = BAD_PROBLEM
-        wcops.store(geometry, run, buffers, state)
+        wcops.store(geometry, settings, run, buffers, state)
 
 
 @entry
@@ -144,3 +146,16 @@ def update_pdbps(start, stop, geometry, settings, hyper, learnt, walk, buffers, 
         policy_of_logits(geometry, state.logits, stage.policy)
         pdbps.update(geometry, settings, hyper, run, stage.policy, stage.steps, buffers, state, last)
         pdbps.store(geometry, run, buffers, state)
+
+
+@entry
+def update_opt_cmdp(start, stop, geometry, settings, hyper, learnt, walk, buffers, last, failed, stage, state):
+    """One update of runs start .. stop-1 of OptCMDP or Greedy."""
+    for run in range(start, stop):
+        if not read_steps(geometry, run, walk, stage.steps):
+            failed[run] = BAD_STEP
+            continue
+        opt_cmdp.load(geometry, settings, hyper, run, buffers, state)
+        if opt_cmdp.update(geometry, settings, hyper, run, stage.steps, state, last) == INVALID:
+            failed[run] = BAD_PROBLEM
+        opt_cmdp.store(geometry, run, buffers, state)

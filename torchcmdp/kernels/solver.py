@@ -12,7 +12,8 @@ from numba.extending import intrinsic
 
 from torchcmdp.kernels.geometry import geometry_of
 from torchcmdp.kernels.options import address_of, outlined
-from torchcmdp.kernels.projection import Limits, project_one, workspace
+from torchcmdp.kernels.projection import Limits, project_one
+from torchcmdp.kernels.work import workspace
 from torchcmdp.layout import Layout
 
 _RESULT = types.Tuple((types.int64, types.int64, types.float64, types.float64))

@@ -6,29 +6,26 @@ import numpy as np
 
 from torchcmdp.kernels.cpu import entry
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.linalg import empty_system, prepare, solve
-from torchcmdp.kernels.pairs import FREE, Problem, empty_response, evaluate, weigh
-from torchcmdp.kernels.projection import room
+from torchcmdp.kernels.linalg import prepare, solve
+from torchcmdp.kernels.pairs import FREE, Problem, evaluate, weigh
+from torchcmdp.kernels.projection import gather
 from torchcmdp.kernels.threads import over_batch
+from torchcmdp.kernels.work import carve, memory, room
 
 
 @entry
 def respond_range(
-    start, stop, geometry, target, lower, upper, costs, potentials, multipliers, work, instance, p, code, t, s,
+    start, stop, geometry, target, lower, upper, costs, potentials, multipliers, reals, codes, p, code, t, s,
 ):  # fmt: skip
     """Fill in the responses of instances start..stop-1 of flattened padded tensors."""
     entry_at, pair_at, state_at = geometry.entry_at, geometry.pair_at, geometry.state_at
+    work, instance = carve(geometry, costs.shape[1], reals, codes)
     response = work.response
     problem = Problem(instance.target, instance.lower, instance.upper, instance.costs, work.weight, work.base)
     for b in range(start, stop):
-        for e in range(entry_at.shape[0]):
-            instance.target[e] = target[b, entry_at[e]]
-            instance.lower[e] = lower[b, entry_at[e]]
-            instance.upper[e] = upper[b, entry_at[e]]
+        gather(geometry, target[b], lower[b], upper[b], costs[b], instance)
         for i in range(costs.shape[1]):
             work.lam[i] = multipliers[b, i]
-            for pair in range(pair_at.shape[0]):
-                instance.costs[i, pair] = costs[b, i, pair_at[pair]]
         for j in range(state_at.shape[0]):
             work.v[j] = potentials[b, state_at[j]]
         weigh(geometry, instance.target, instance.upper, work.weight, work.base, response)
@@ -42,9 +39,12 @@ def respond_range(
 
 
 @entry
-def solve_range(start, stop, geometry, p, code, s, response, system, rhs, columns):
+def solve_range(start, stop, geometry, p, code, s, reals, codes, columns):
     """columns `(B x C x (L*S))` <- Hessian^-1 columns for instances start..stop-1, with the potentials' block of the Hessian."""
     entry_at, pair_at, state_at, actions = geometry.entry_at, geometry.pair_at, geometry.state_at, geometry.actions
+    work, _ = carve(geometry, 0, reals, codes)
+    response, system, rhs = work.response, work.system, work.dv
+    system.iterates.enough[0] = 1e-12
     for b in range(start, stop):
         for j in range(state_at.shape[0]):
             response.outflow[j] = 0.0
@@ -91,7 +91,6 @@ def solve_batch(geometry: Geometry, p: np.ndarray, code: np.ndarray, s: np.ndarr
     """columns `(B x C x (L*S))` <- Hessian^-1 columns, at the responses of `respond_batch`."""
 
     def kernel(start: int, stop: int) -> None:
-        response, system = empty_response(geometry), empty_system(geometry, 0)
-        solve_range(start, stop, geometry, p, code, s, response, system, np.zeros(len(geometry.state_at) + 1), columns)
+        solve_range(start, stop, geometry, p, code, s, *memory(geometry, 0), columns)
 
     over_batch(kernel, len(p), len(geometry.entry_at))

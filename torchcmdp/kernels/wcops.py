@@ -5,6 +5,7 @@ An episode changes the counts, intervals, bonuses and cost estimates of its visi
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,20 +13,25 @@ import numpy as np
 from torchcmdp.kernels.confidence import KernelSet, Room, confidence_row, empty_room, kernel_set, upper_occupancy_visited
 from torchcmdp.kernels.estimation import (
     bonus,
+    cumulative_surprise,
     empirical_threshold,
     excess,
+    hopeful_loss,
     learning_rate,
+    loss_correction,
     loss_estimate,
     optimistic_cost,
+    prior_cost,
+    squared_error,
     step_uncertainty,
     update_cost_estimate,
     violation_threshold,
 )
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.newton import Work
 from torchcmdp.kernels.options import formula, kernel
-from torchcmdp.kernels.projection import ELASTIC, INVALID, MAX_ITERATIONS, Limits, workspace
+from torchcmdp.kernels.projection import ELASTIC, INVALID, MAX_ITERATIONS, Limits
 from torchcmdp.kernels.solver import project_at
+from torchcmdp.kernels.work import Work, workspace
 
 TAGS = (
     "Solver/iterations",
@@ -36,6 +42,7 @@ TAGS = (
     "Learner/gamma_active",
     "Learner/max_beta",
 )
+MARGIN_TAG, DRIFT_TAG = "Learner/standard_error", "Learner/drift_alarms"
 
 
 class Settings(NamedTuple):
@@ -44,27 +51,40 @@ class Settings(NamedTuple):
     Attributes:
         kind: Of the confidence set.
         empirical: Whether C_t is computed from the widths in force, 0 or 1.
+        prior, margin, drift: Whether costs have a prior in place of a bonus, a margin, and a test for drift, 0 or 1 each.
+        robust, shared: Whether losses are doubly robust, and whether the reference has a uniform share, 0 or 1 each.
         iota: ln(T |X| |A| / delta), of the transitions' widths.
         bonus_logarithm: ln(2 m |X| |A| T / delta), of the bonus.
         threshold_constant: C_1 of the paper's threshold.
         luck_factor, luck_logarithm: 4L + 6L L' and ln(3 m T / delta), of the empirical threshold.
+        slack, height, memory: Of the drift test, in units of costs and of samples.
         log_floor: ln of the floor of the stored reference.
         target_floor: ln of the smallest reference that a solver is shown.
         limits: Of the projection.
         solver: The address of the projection.
+        cost_low: The smallest that each mean cost can be, in padded memory, `(1 or runs x m x pairs)`.
     """
 
     kind: int
     empirical: int
+    prior: int
+    margin: int
+    drift: int
+    robust: int
+    shared: int
     iota: float
     bonus_logarithm: float
     threshold_constant: float
     luck_factor: float
     luck_logarithm: float
+    slack: float
+    height: float
+    memory: float
     log_floor: float
     target_floor: float
     limits: Limits
     solver: int
+    cost_low: np.ndarray
 
 
 class Hyperparameters(NamedTuple):
@@ -76,6 +96,8 @@ class Hyperparameters(NamedTuple):
     radius_scale: np.ndarray
     threshold_scale: np.ndarray
     cap_scale: np.ndarray
+    share: np.ndarray
+    margin: np.ndarray
 
 
 class Buffers(NamedTuple):
@@ -87,6 +109,19 @@ class Buffers(NamedTuple):
     cost_estimate: np.ndarray
     path_violation: np.ndarray
     uncertainty: np.ndarray
+    loss_sum: np.ndarray
+    samples: np.ndarray
+    surprises: np.ndarray
+    low_end: np.ndarray
+
+
+# The axes of buffers that not every learner has.
+AXES = {"path_violation": 2, "uncertainty": 1, "loss_sum": 2, "samples": 2, "surprises": 2, "low_end": 3}
+
+
+def tags(settings: Settings) -> tuple[str, ...]:
+    """What is reported of learners with these settings."""
+    return (*TAGS, *(MARGIN_TAG,) * settings.margin, *(DRIFT_TAG,) * settings.drift)
 
 
 class State(NamedTuple):
@@ -97,6 +132,13 @@ class State(NamedTuple):
     transition_visits: np.ndarray
     cost_estimate: np.ndarray
     costs: np.ndarray
+    low_end: np.ndarray
+    margined: np.ndarray
+    samples: np.ndarray
+    loss_sum: np.ndarray
+    loss: np.ndarray
+    masses: np.ndarray
+    surprise: np.ndarray
     kernels: KernelSet
     room: Room
     upper: np.ndarray
@@ -117,6 +159,13 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
         np.zeros(entries),
         np.zeros((constraints, pairs)),
         np.zeros((constraints, pairs)),
+        np.zeros((constraints, pairs)),
+        np.zeros((constraints, pairs)),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(constraints),
         kernel_set(kind, geometry),
         empty_room(geometry),
         np.zeros(len(geometry.first) - 1),
@@ -140,13 +189,16 @@ def load(geometry, settings, hyper, run, buffers, state):
     for p in range(state.visits.shape[0]):
         place = geometry.pair_at[p]
         state.visits[p] = buffers.visits[run, place]
+        state.samples[p] = buffers.samples[run, place] if settings.drift == 1 else state.visits[p]
+        state.loss_sum[p] = buffers.loss_sum[run, place] if settings.robust == 1 else 0.0
         for i in range(m):
             state.cost_estimate[i, p] = buffers.cost_estimate[run, i, place]
+            state.low_end[i, p] = buffers.low_end[run, i, place] if settings.prior == 1 else -1.0
         follow(geometry, settings, hyper, run, p, state)
 
 
 @kernel
-def store(geometry, run, buffers, state):
+def store(geometry, settings, run, buffers, state):
     """A run's state back into the buffers."""
     for e in range(state.log_occupancy.shape[0]):
         place = geometry.entry_at[e]
@@ -155,6 +207,10 @@ def store(geometry, run, buffers, state):
     for p in range(state.visits.shape[0]):
         place = geometry.pair_at[p]
         buffers.visits[run, place] = state.visits[p]
+        if settings.drift == 1:
+            buffers.samples[run, place] = state.samples[p]
+        if settings.robust == 1:
+            buffers.loss_sum[run, place] = state.loss_sum[p]
         for i in range(state.cost_estimate.shape[0]):
             buffers.cost_estimate[run, i, place] = state.cost_estimate[i, p]
 
@@ -162,10 +218,17 @@ def store(geometry, run, buffers, state):
 @kernel
 def follow(geometry, settings, hyper, run, p, state):
     """Lines 7 and 8 at pair p: its plausible transitions and its optimistic costs."""
+    if geometry.row[p] == geometry.row[p + 1]:
+        return
     confidence_row(geometry, p, state.visits, state.transition_visits, settings.iota, hyper.radius_scale[run], state.kernels)
-    cost_bonus = bonus(state.visits[p], settings.bonus_logarithm, hyper.bonus_scale[run])
+    samples = state.samples[p]
+    cost_bonus = bonus(samples, settings.bonus_logarithm, hyper.bonus_scale[run])
+    lowest, place = settings.cost_low[run % settings.cost_low.shape[0]], geometry.pair_at[p]
     for i in range(state.costs.shape[0]):
-        state.costs[i, p] = optimistic_cost(state.cost_estimate[i, p], cost_bonus, state.visits[p])
+        if settings.prior == 1:
+            state.costs[i, p] = prior_cost(state.cost_estimate[i, p], samples, state.low_end[i, p])
+        else:
+            state.costs[i, p] = optimistic_cost(state.cost_estimate[i, p], cost_bonus, samples, lowest[i, place])
 
 
 @formula
@@ -174,16 +237,19 @@ def count(geometry, settings, hyper, run, steps, buffers, state):
     for k in range(steps.pairs.shape[0]):
         p = steps.pairs[k]
         if settings.empirical == 1:
-            cost_bonus = bonus(state.visits[p], settings.bonus_logarithm, hyper.bonus_scale[run])
+            cost_bonus = bonus(state.samples[p], settings.bonus_logarithm, hyper.bonus_scale[run])
             kernels = state.kernels
-            buffers.uncertainty[run] += step_uncertainty(geometry, p, kernels.lower, kernels.upper, cost_bonus, state.visits[p])
+            buffers.uncertainty[run] += step_uncertainty(geometry, p, kernels.lower, kernels.upper, cost_bonus, state.samples[p])
         state.visits[p] += 1.0
+        state.samples[p] += 1.0
+        state.loss_sum[p] += 1.0 - steps.rewards[k]
         state.transition_visits[steps.entries[k]] += 1.0
-    for i in range(state.cost_estimate.shape[0]):
-        met = 0.0
-        for k in range(steps.pairs.shape[0]):
-            met += steps.costs[k, i]
-        buffers.path_violation[run, i] += met
+    if settings.prior == 0:
+        for i in range(state.cost_estimate.shape[0]):
+            met = 0.0
+            for k in range(steps.pairs.shape[0]):
+                met += steps.costs[k, i]
+            buffers.path_violation[run, i] += met
 
 
 @formula
@@ -195,21 +261,103 @@ def estimate_costs(settings, hyper, run, episode, steps, buffers, state):
         threshold = violation_threshold(settings.threshold_constant, episode)
     largest = 0.0
     for i in range(state.cost_estimate.shape[0]):
-        gamma_excess = excess(buffers.path_violation[run, i], threshold, hyper.threshold_scale[run], hyper.cap_scale[run])
+        gamma_excess = 0.0
+        if settings.prior == 0:
+            gamma_excess = excess(buffers.path_violation[run, i], threshold, hyper.threshold_scale[run], hyper.cap_scale[run])
         state.gamma_excess[i] = gamma_excess
         for k in range(steps.pairs.shape[0]):
             p = steps.pairs[k]
-            rate = learning_rate(gamma_excess, state.visits[p])
+            rate = learning_rate(gamma_excess, state.samples[p])
             state.cost_estimate[i, p] = update_cost_estimate(state.cost_estimate[i, p], rate, steps.costs[k, i])
             largest = max(largest, rate)
     return largest
 
 
 @formula
+def surprises(steps, state):
+    """D_i, the costs of the path beyond what the estimates said, at the pairs seen before; the episode is not counted yet."""
+    for i in range(state.surprise.shape[0]):
+        total = 0.0
+        for k in range(steps.pairs.shape[0]):
+            p = steps.pairs[k]
+            if state.samples[p] > 0.0:
+                total += steps.costs[k, i] - state.cost_estimate[i, p]
+        state.surprise[i] = total
+
+
+@formula
+def forget(geometry, settings, hyper, run, buffers, state):
+    """The drift test; where it rings, every pair keeps `memory` samples at most. Returns in how many constraints it rang."""
+    rung = 0
+    for i in range(state.surprise.shape[0]):
+        above = cumulative_surprise(buffers.surprises[run, 2 * i], state.surprise[i], settings.slack)
+        below = cumulative_surprise(buffers.surprises[run, 2 * i + 1], -state.surprise[i], settings.slack)
+        if above > settings.height or below > settings.height:
+            rung += 1
+            above = 0.0
+            below = 0.0
+        buffers.surprises[run, 2 * i] = above
+        buffers.surprises[run, 2 * i + 1] = below
+    if rung > 0:
+        for p in range(state.samples.shape[0]):
+            state.samples[p] = min(state.samples[p], settings.memory)
+            follow(geometry, settings, hyper, run, p, state)
+    return rung
+
+
+@formula
+def pair_masses(geometry, log_occupancy, masses):
+    """masses <- q(x,a), `(P,)`."""
+    for p in range(masses.shape[0]):
+        masses[p] = 0.0
+        for e in range(geometry.row[p], geometry.row[p + 1]):
+            masses[p] += math.exp(log_occupancy[e])
+
+
+@formula
+def spare(geometry, scale, state):
+    """margined <- the costs with `scale` standard errors of what the occupancy costs spread over them; returns the largest."""
+    layers, largest = geometry.first.shape[0] - 1, 0.0
+    for i in range(state.costs.shape[0]):
+        square = 0.0
+        for p in range(state.samples.shape[0]):
+            square += squared_error(state.masses[p], state.cost_estimate[i, p], state.samples[p])
+        error = min(math.sqrt(square), 1.0)
+        largest = max(largest, error)
+        for p in range(state.samples.shape[0]):
+            state.margined[i, p] = state.costs[i, p] + scale * error / layers
+    return largest
+
+
+@formula
+def refer(geometry, settings, share, state):
+    """target <- ln of the reference: qhat_t, with its share of the uniform occupancy."""
+    first, actions = geometry.first, geometry.actions
+    for k in range(first.shape[0] - 1):
+        begin, end = geometry.row[first[k] * actions], geometry.row[first[k + 1] * actions]
+        uniform = math.log(1.0 / (end - begin))
+        for e in range(begin, end):
+            found = state.log_occupancy[e]
+            if settings.shared == 1:
+                mine, other = math.log1p(-share) + found, math.log(share) + uniform if share > 0.0 else -math.inf
+                found = max(mine, other) + math.log1p(math.exp(-abs(mine - other)))
+            state.target[e] = max(found, settings.target_floor)
+
+
+@formula
 def aim(geometry, settings, eta, gamma, steps, state):
-    """Line 5: target <- ln qhat_t - eta loss, from which line 9 projects."""
-    for e in range(state.target.shape[0]):
-        state.target[e] = max(state.log_occupancy[e], settings.target_floor)
+    """Line 5: target <- target - eta loss, from which line 9 projects."""
+    if settings.robust == 1:
+        for p in range(state.loss.shape[0]):
+            state.loss[p] = hopeful_loss(state.loss_sum[p] / max(state.visits[p], 1.0), state.visits[p])
+        for k in range(steps.pairs.shape[0]):
+            p = steps.pairs[k]
+            mean = state.loss_sum[p] / max(state.visits[p], 1.0)
+            state.loss[p] += loss_correction(steps.rewards[k], state.upper[k], gamma, mean)
+        for p in range(state.loss.shape[0]):
+            for e in range(geometry.row[p], geometry.row[p + 1]):
+                state.target[e] -= eta * state.loss[p]
+        return
     for k in range(steps.pairs.shape[0]):
         p = steps.pairs[k]
         step = eta * loss_estimate(steps.rewards[k], state.upper[k], gamma)
@@ -235,13 +383,21 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     """
     # over P_{t-1}: the estimate must not know episode t (D5)
     upper_occupancy_visited(geometry, state.kernels, policy, steps.pairs, state.room, state.upper)
+    refer(geometry, settings, hyper.share[run], state)
     aim(geometry, settings, hyper.eta[run], hyper.gamma[run], steps, state)
+    surprises(steps, state)
     count(geometry, settings, hyper, run, steps, buffers, state)
     largest = estimate_costs(settings, hyper, run, episode, steps, buffers, state)
     for k in range(steps.pairs.shape[0]):
         follow(geometry, settings, hyper, run, steps.pairs[k], state)
+    rung = forget(geometry, settings, hyper, run, buffers, state) if settings.drift == 1 else 0
+    costs, error = state.costs, 0.0
+    if settings.margin == 1:
+        pair_masses(geometry, state.log_occupancy, state.masses)
+        error = spare(geometry, hyper.margin[run], state)
+        costs = state.margined
     status, iterations, residual, _ = project_at(
-        settings.solver, geometry, state.target, state.kernels.lower, state.kernels.upper, state.costs, settings.limits, state.work,
+        settings.solver, geometry, state.target, state.kernels.lower, state.kernels.upper, costs, settings.limits, state.work,
         state.occupancy, state.log_occupancy, state.potentials, state.multipliers,
     )  # fmt: skip
     for e in range(state.log_occupancy.shape[0]):
@@ -256,4 +412,8 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     last[4, run] = 1.0 if status == INVALID else 0.0
     last[5, run] = active
     last[6, run] = largest
+    if settings.margin == 1:
+        last[7, run] = error
+    if settings.drift == 1:
+        last[7 + settings.margin, run] = rung
     return status

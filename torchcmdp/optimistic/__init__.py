@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput, check_kind
-from torchcmdp.kernels.threads import over_batch
 from torchcmdp.layout import Layout
 from torchcmdp.optimistic import torch_simplex
 from torchcmdp.optimistic.problem import OptimisticOptimum, ProgramSolver, program_faults
@@ -41,7 +38,7 @@ class ColumnGeneration(IterativeSolver[OptimisticOptimum], ProgramSolver):
         batch = safe_set.batch_with("rewards", objective.shape[:-3])
         flat = [tensor.detach() for tensor in (flattened(objective, batch, 3), *safe_set.flat(batch))]
         rewards, lower, upper, costs = flat
-        if self.compiled(device):
+        if self.compiled(device) and layout.lists is None and layout.choices is None:
             outputs = _solve_compiled(flat, layout, self.max_iterations)
         else:
             outputs = torch_simplex.solve(rewards, lower, upper, costs, layout, self.max_iterations, self.fixed_iterations)
@@ -76,22 +73,13 @@ def optimistic_optimum(
     return program_solver(solver).solve(rewards, safe_set)
 
 
-@lru_cache(maxsize=256)
-def _geometry(layout: Layout) -> tuple[np.ndarray, int]:
-    return np.array(layout.widths, dtype=np.int64), int(layout.transition_mask().sum())
-
-
 def _solve_compiled(flat: list[Tensor], layout: Layout, max_iterations: int) -> list[Tensor]:
     """The fields of an `OptimisticOptimum` with one batch axis."""
-    from torchcmdp.optimistic.compiled import solve_range  # numba takes half a second to import: only those who solve wait
+    from torchcmdp.kernels.geometry import geometry_of
+    from torchcmdp.kernels.program import optimise_batch  # numba takes half a second to import: only those who solve wait
 
-    widths, size = _geometry(layout)
-    rewards, lower, upper, costs = (tensor.contiguous().numpy() for tensor in flat)
-    batch, m = costs.shape[:2]
-    occupancy, multipliers, answers = np.zeros(lower.shape), np.zeros((batch, m)), np.zeros((batch, 3))
-    status, iterations = np.zeros(batch, np.int8), np.zeros(batch, np.int64)
-    inputs = (widths, rewards, lower, upper, costs, max_iterations)
-    over_batch(solve_range, batch, size, *inputs, occupancy, multipliers, answers, status, iterations)
-    value, excess, residual = answers.T
-    arrays = (value, occupancy, multipliers, excess, status, residual, iterations)
-    return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+    rewards, lower, upper = (tensor.flatten(1).contiguous().numpy() for tensor in flat[:3])
+    costs = flat[3].flatten(2).contiguous().numpy()
+    outputs = optimise_batch(geometry_of(layout), rewards, lower, upper, costs, max_iterations)
+    value, occupancy, *rest = (torch.from_numpy(array) for array in outputs)
+    return [value, occupancy.view_as(flat[1]), *rest]

@@ -10,15 +10,6 @@ from torchcmdp.layout import Layout
 from torchcmdp.safe_set import faults
 from torchcmdp.solver import Solver
 
-# Where no occupancy is safe, the constraints are relaxed to their least violation and this much more.
-RELAXATION = 1e-7
-# A violation of this size is rounding.
-FEASIBILITY = 1e-10
-# A pivot is worth making when it promises more than this, plus the rounding of multipliers of this relative size.
-IMPROVEMENT, ROUNDING = 1e-11, 1e-14
-# Entries of a direction below this cannot be pivots.
-SMALLEST_PIVOT = 1e-11
-
 
 @dataclass(frozen=True, eq=False)
 class OptimisticOptimum:
@@ -26,7 +17,7 @@ class OptimisticOptimum:
 
     Attributes:
         value: <rewards, q>, `(...)`.
-        occupancy: q(x,a,y), `(... x L x S x A x S)`: a mixture of at most m + 1 deterministic policies, each with the kernel that
+        occupancy: q(x,a,y), `(... x L x S x A x K)`: a mixture of at most m + 1 deterministic policies, each with the kernel that
             suits it best.
         multipliers: Of the safety constraints, `(... x m)`.
         excess: The least s with <costs_i, q> <= s for some q of the set and all i, and zero where a safe q exists, `(...)`.

@@ -1,4 +1,4 @@
-"""The same column generation as in `compiled`, for a whole batch at once in torch: for other devices than the CPU."""
+"""The same column generation as in `kernels.program`, for a whole batch at once in torch: for other devices than the CPU."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchcmdp.kernels.limits import FEASIBILITY, HAIR, IMPROVEMENT, RELAXATION, ROUNDING, SMALLEST_PIVOT
 from torchcmdp.layout import Layout
-from torchcmdp.optimistic.problem import FEASIBILITY, IMPROVEMENT, RELAXATION, ROUNDING, SMALLEST_PIVOT, program_faults
+from torchcmdp.optimistic.problem import program_faults
 from torchcmdp.status import INFEASIBLE, INVALID, MAX_ITERATIONS
-
-HAIR = 1e-12  # how far below zero the ratio test lets a variable go in favour of a larger pivot
 
 
 @dataclass
@@ -20,7 +19,7 @@ class _Simplex:
 
     Attributes:
         basis: `(batch x n x n)` with n = m + 1.
-        columns: The occupancies behind its columns, zero for slacks, `(batch x n x L x S x A x S)`.
+        columns: The occupancies behind its columns, zero for slacks, `(batch x n x L x S x A x K)`.
         occupied, common: Which columns are occupancies, and which is the common violation, `(batch x n)` bool.
         gain: The columns' rewards, `(batch x n)`.
         limits: Right-hand side, `(batch x n)`.
@@ -53,13 +52,13 @@ def solve(
     """The fields of an `OptimisticOptimum` with one batch axis."""
     wrong = [where for _, where, _ in program_faults(rewards, lower, upper, costs, layout)]
     invalid = torch.stack(wrong).any(0).flatten(1).any(-1)
-    state = _start(rewards, lower, upper, costs, invalid)
+    state = _start(rewards, lower, upper, costs, layout, invalid)
     # the last evaluation only reads off the answer
     for _ in range(max_iterations if fixed_iterations is None else fixed_iterations):
         if fixed_iterations is None and bool(state.done.all()):
             break
-        _pivot(state, rewards, lower, upper, costs)
-    point, duals, promise = _evaluate(state, rewards, lower, upper, costs)[:3]
+        _pivot(state, rewards, lower, upper, costs, layout)
+    point, duals, promise = _evaluate(state, rewards, lower, upper, costs, layout)[:3]
     weights = torch.where(state.occupied, point.clamp_min(0), 0.0)
     weights = weights / weights.sum(-1, keepdim=True)
     occupancy = torch.einsum("bn,bn...->b...", weights, state.columns)
@@ -69,42 +68,44 @@ def solve(
     return [value, occupancy, multipliers, state.excess, status, promise.clamp_min(0), state.iterations]
 
 
-def best_occupancy(pair_reward: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+def best_occupancy(pair_reward: Tensor, lower: Tensor, upper: Tensor, layout: Layout) -> Tensor:
     """The occupancy of the plausible kernel and deterministic policy with the largest total reward; ties go to the lowest action.
 
     Args:
         pair_reward: `(batch x L x S x A)`.
-        lower, upper: `(batch x L x S x A x S)`.
+        lower, upper: `(batch x L x S x A x K)`.
 
     Returns:
-        `(batch x L x S x A x S)`.
+        `(batch x L x S x A x K)`.
     """
     batch, layers, states, actions = pair_reward.shape
     values = pair_reward.new_zeros(batch, states)
+    closed = layout.state_mask(values.device).unsqueeze(-1) & ~layout.pair_mask(values.device)
     chosen = []
     for k in reversed(range(layers)):
         low, room = lower[:, k], upper[:, k] - lower[:, k]
-        order = values.argsort(dim=-1, descending=True, stable=True)[:, None, None].expand_as(room)
+        ahead = layout.ahead(values, k)
+        order = ahead.argsort(dim=-1, descending=True, stable=True).expand_as(room)
         sorted_room = room.gather(-1, order)
         before = sorted_room.cumsum(-1) - sorted_room
         take = torch.minimum((1 - low.sum(-1, keepdim=True) - before).clamp_min(0), sorted_room)
         row = low + torch.zeros_like(room).scatter(-1, order, take)
-        total = pair_reward[:, k] + (row * values[:, None, None]).sum(-1)
+        total = (pair_reward[:, k] + (row * ahead).sum(-1)).masked_fill(closed[k], -torch.inf)
         best = torch.nn.functional.one_hot(total.argmax(-1), actions).to(total.dtype)
-        values = (best * total).sum(-1)
+        values = total.amax(-1)
         chosen.append(best.unsqueeze(-1) * row)
     reach = torch.nn.functional.one_hot(torch.zeros(batch, dtype=torch.int64, device=lower.device), states).to(pair_reward.dtype)
     occupancy = []
-    for kernel in reversed(chosen):
+    for k, kernel in enumerate(reversed(chosen)):
         occupancy.append(reach[:, :, None, None] * kernel)
-        reach = occupancy[-1].sum(dim=(1, 2))
+        reach = layout.arrivals(occupancy[-1], k)
     return torch.stack(occupancy, dim=1)
 
 
-def _start(rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, invalid: Tensor) -> _Simplex:
+def _start(rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, invalid: Tensor) -> _Simplex:
     """The slacks and the best occupancy of all; where that is unsafe, the common violation in place of the worst slack."""
     batch, m = costs.shape[:2]
-    column = best_occupancy(rewards, lower, upper)
+    column = best_occupancy(rewards, lower, upper, layout)
     violation = _totals(costs, column)
     basis = torch.eye(m + 1, dtype=rewards.dtype, device=rewards.device).repeat(batch, 1, 1)
     basis[:, :m, m] = violation
@@ -131,11 +132,11 @@ def _start(rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, invalid
 
 
 def _totals(values: Tensor, occupancy: Tensor) -> Tensor:
-    """<values_i, q>: `(batch x m x L x S x A)` with `(batch x L x S x A x S)` gives `(batch x m)`."""
+    """<values_i, q>: `(batch x m x L x S x A)` with `(batch x L x S x A x K)` gives `(batch x m)`."""
     return (values * occupancy.sum(-1).unsqueeze(1)).flatten(2).sum(-1)
 
 
-def _evaluate(state: _Simplex, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> tuple[Tensor, ...]:
+def _evaluate(state: _Simplex, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> tuple[Tensor, ...]:
     """Basic variables, duals, what the best new column promises, that column, and the inverse basis."""
     inverse = torch.linalg.inv_ex(state.basis).inverse
     point = (inverse @ state.limits.unsqueeze(-1)).squeeze(-1)
@@ -143,17 +144,17 @@ def _evaluate(state: _Simplex, rewards: Tensor, lower: Tensor, upper: Tensor, co
     duals = (worth.unsqueeze(1) @ inverse).squeeze(1)
     base = torch.where(state.first_phase[:, None, None, None], 0.0, rewards)
     pair_reward = base - torch.einsum("bi,bi...->b...", duals[:, :-1], costs)
-    column = best_occupancy(pair_reward, lower, upper)
+    column = best_occupancy(pair_reward, lower, upper, layout)
     promise = _totals(pair_reward.unsqueeze(1), column).squeeze(1) - duals[:, -1]
     return point, duals, promise, column, inverse
 
 
-def _pivot(state: _Simplex, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> None:
+def _pivot(state: _Simplex, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> None:
     """One step of every instance that is not done: a pivot, or the end of a phase."""
     m = costs.shape[1]
     if m == 0:
         return
-    point, duals, promise, column, inverse = _evaluate(state, rewards, lower, upper, costs)
+    point, duals, promise, column, inverse = _evaluate(state, rewards, lower, upper, costs, layout)
     tolerance = IMPROVEMENT + ROUNDING * duals[:, :m].abs().amax(-1)
     least, slack = duals[:, :m].min(-1)
     by_slack = -least > torch.maximum(promise, tolerance)

@@ -46,7 +46,7 @@ def project(
 
     Args:
         loss: `(... x L x S x A)`.
-        reference: `(... x L x S x A x S)`, non-negative; zero entries get no mass unless the intervals force it. None if
+        reference: `(... x L x S x A x K)`, non-negative; zero entries get no mass unless the intervals force it. None if
             `log_reference` is given.
         safe_set: Intervals and costs; every batch shape broadcasts.
         eta: Step size: a number, or a tensor of the batch shape.

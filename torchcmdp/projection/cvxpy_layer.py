@@ -178,19 +178,19 @@ def _incidence(layout: Layout) -> tuple[Any, Any, Any, Any]:
     from scipy import sparse
 
     index = _index(layout)
-    S, A = layout.width, layout.actions
+    _, S, A, K = layout.transition_shape
     transitions, free, pairs, states = (entries.numpy() for entries in index)
 
     def incidence(rows: Any, among: Any, columns: Any, width: int) -> Any:
         return sparse.csr_array((np.ones(len(rows)), (np.searchsorted(among, rows), columns)), shape=(len(among), width))
 
-    layer, entered = transitions // (S * A * S), transitions % S
+    layer, entered = transitions // (S * A * K), layout.successors().flatten().numpy()[transitions]
     inner = np.flatnonzero(layer + 1 < layout.layers)
     return (
-        incidence(transitions // S, pairs, np.arange(len(transitions)), len(transitions)),
+        incidence(transitions // K, pairs, np.arange(len(transitions)), len(transitions)),
         incidence(pairs // A, states, np.arange(len(pairs)), len(pairs)),
         incidence(((layer + 1) * S + entered)[inner], states, inner, len(transitions)),
-        incidence(free // S, pairs, np.arange(len(free)), len(free)).T.tocsr(),
+        incidence(free // K, pairs, np.arange(len(free)), len(free)).T.tocsr(),
     )
 
 
@@ -261,7 +261,7 @@ def _layer(layout: Layout, m: int, cap: float, name: str, args: dict[str, Any]) 
 def solve_layer(
     flat: SafeSet, cap: float, name: str, args: dict[str, Any], target: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Solve a flat batch: occupancy `(B x L x S x A x S)`, potentials `(B x L x S)`, multipliers `(B x m)`, and the parameters."""
+    """Solve a flat batch: occupancy `(B x L x S x A x K)`, potentials `(B x L x S)`, multipliers `(B x m)`, and the parameters."""
     layout, m = flat.layout, flat.constraints
     index, batch, host = _index(layout), target.shape[0], target.device
     parameters = [target.flatten(1)[:, index.transitions.to(host)]]
@@ -311,12 +311,12 @@ def _call_isolated(layer: Any, parameters: list[Tensor], args: dict[str, Any]) -
 
 
 def _replace_useless(flat: SafeSet, raw: Tensor, parameters: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Clip tiny negatives, and put a valid occupancy where the answer is far from one: `(B x L x S x A x S)`, `(B)`."""
+    """Clip tiny negatives, and put a valid occupancy where the answer is far from one: `(B x L x S x A x K)`, `(B)`."""
     occupancy = raw.clamp_min(0)
     with torch.no_grad():
-        broken = torch.maximum(flow_residual(occupancy), interval_residual(occupancy, flat.lower, flat.upper))
+        broken = torch.maximum(flow_residual(occupancy, flat.layout), interval_residual(occupancy, flat.lower, flat.upper))
         useless = ~(broken <= USELESS_RESIDUAL)  # NaN included
-        spare = occupancy_of(uniform_policy(flat.layout, device=raw.device), _inner_transitions(flat))
+        spare = occupancy_of(uniform_policy(flat.layout, device=raw.device), _inner_transitions(flat), flat.layout)
     for parameter in parameters:
         if parameter.requires_grad:  # 0 * NaN in the backend's derivative of a useless answer would reach shared inputs
             parameter.register_hook(lambda grad: torch.where(useless.view(-1, *[1] * (grad.dim() - 1)), 0.0, grad))
@@ -334,7 +334,7 @@ def _certify(
         unsafe = values.amax(-1) if flat.constraints else values.sum(-1)
         objective = (torch.xlogy(occupancy, occupancy) - occupancy * (1 + target)).flatten(1).sum(-1) + cap * unsafe
         gap = (objective - _dual_value(flat, target, potentials, multipliers)).abs()
-        broken = torch.maximum(flow_residual(occupancy), interval_residual(occupancy, flat.lower, flat.upper))
+        broken = torch.maximum(flow_residual(occupancy, flat.layout), interval_residual(occupancy, flat.lower, flat.upper))
         elastic = unsafe > ELASTIC_VIOLATION
         failed = ~((broken <= SOLVED_RESIDUAL) & (gap <= SOLVED_GAP * (1 + objective.abs())))  # NaN included
         status = torch.where(failed, MAX_ITERATIONS, torch.where(elastic, ELASTIC, SOLVED)).to(torch.int8)
@@ -344,7 +344,7 @@ def _certify(
 
 
 def _inner_transitions(flat: SafeSet) -> Tensor:
-    """Transitions that share out what the lower bounds leave in proportion to the interval widths: `(B x L x S x A x S)`."""
+    """Transitions that share out what the lower bounds leave in proportion to the interval widths: `(B x L x S x A x K)`."""
     width = (flat.upper - flat.lower).clamp_min(0)
     total = width.sum(-1, keepdim=True)
     rest = 1 - flat.lower.sum(-1, keepdim=True)
@@ -355,7 +355,7 @@ def _dual_value(flat: SafeSet, target: Tensor, potentials: Tensor, multipliers: 
     """-F(v, lambda) = -sum_{x,a} s(x,a) - v(x_0), a lower bound on the optimum whatever the duals are: `(B)`."""
     mask = flat.layout.transition_mask(target.device)
     after = torch.cat([potentials[:, 1:], torch.zeros_like(potentials[:, :1])], dim=1)
-    z = (target + after[:, :, None, None, :]).masked_fill(~mask, 0)
+    z = (target + flat.layout.ahead(after)).masked_fill(~mask, 0)
     p = _tilted_transitions(z, flat.lower, flat.upper, mask)
     psi = (torch.xlogy(p, p) - p * z).sum(-1)
     exponent = -psi - potentials.unsqueeze(-1) - torch.einsum("bm,bmksa->bksa", multipliers, flat.costs)
@@ -364,7 +364,7 @@ def _dual_value(flat: SafeSet, target: Tensor, potentials: Tensor, multipliers: 
 
 
 def _tilted_transitions(z: Tensor, lower: Tensor, upper: Tensor, mask: Tensor) -> Tensor:
-    """p = clip(exp(t + z), lower, upper) with t such that p sums to one, by bisection on t: `(B x L x S x A x S)`."""
+    """p = clip(exp(t + z), lower, upper) with t such that p sums to one, by bisection on t: `(B x L x S x A x K)`."""
     low = -torch.where(mask, z, -math.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0) - 750
     high = -torch.where(mask, z, math.inf).amin(-1, keepdim=True).nan_to_num(posinf=0.0)
     for _ in range(64):

@@ -17,13 +17,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from torchcmdp.errors import InvalidInput
-from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL
+from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, DEPENDENT
 from torchcmdp.layout import Layout
 from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.projection.torch_pairs import Response, evaluate, factor, hessian, make_problem, next_potentials
-
-# A direction of the multipliers along which the Hessian is below this part of its diagonal does not change the solution.
-DEPENDENT = 1e-10
 
 Duals = tuple[Tensor, Tensor]  # potentials (B x L x S) and multipliers (B x m)
 
@@ -41,11 +38,11 @@ class Point(NamedTuple):
     layout: Layout
     costs: Tensor  # (B x m x L x S x A)
     multipliers: Tensor  # (B x m)
-    p: Tensor  # (B x L x S x A x S)
+    p: Tensor  # (B x L x S x A x K)
     s: Tensor  # (B x L x S x A)
-    price: Tensor  # (B x L x S x A x S), what a pair's value changes by when the bound that holds p moves
-    free: Tensor  # (B x L x S x A x S), bool: p is strictly between its bounds
-    at_lower: Tensor  # (B x L x S x A x S), bool
+    price: Tensor  # (B x L x S x A x K), what a pair's value changes by when the bound that holds p moves
+    free: Tensor  # (B x L x S x A x K), bool: p is strictly between its bounds
+    at_lower: Tensor  # (B x L x S x A x K), bool
     at_upper: Tensor
     solve: Callable[[Duals], Duals]
 
@@ -77,8 +74,8 @@ class Point(NamedTuple):
         return free, torch.where(total > 0, total, 1.0)
 
     def constrain(self, flow: Tensor) -> Duals:
-        """Outflow - inflow of every state, and the costs, of a flow `(B x L x S x A x S)`."""
-        pair, arrivals = flow.sum(-1), flow.sum(dim=(2, 3))
+        """Outflow - inflow of every state, and the costs, of a flow `(B x L x S x A x K)`."""
+        pair, arrivals = flow.sum(-1), self.layout.arrivals(flow)
         net = pair.sum(-1) - torch.cat([torch.zeros_like(arrivals[:, :1]), arrivals[:, :-1]], 1)
         return net, (self.costs * pair.unsqueeze(1)).sum(dim=(2, 3, 4))
 
@@ -86,7 +83,7 @@ class Point(NamedTuple):
         """The transpose of `constrain`, as a part for pairs and one for successors: their sum is it."""
         v, m = duals
         pair = v.unsqueeze(-1) + (m[:, :, None, None, None] * self.costs).sum(1)
-        return pair, -next_potentials(v)
+        return pair, -next_potentials(self.layout, v)
 
 
 def push(point: Point, tangents: tuple[Tensor, ...]) -> Tensor:
@@ -152,7 +149,7 @@ def _respond(point: Point, theta: tuple[Tensor, ...], v: Tensor, multipliers: Te
     """The pairs' responses at the active bounds of `point`, as differentiable functions of theta and the duals."""
     target, lower, upper, costs = theta
     real, pairs = point.layout.transition_mask(v.device), point.layout.pair_mask(v.device)
-    z = torch.where(real & (point.p > 0), target + next_potentials(v), 0.0)
+    z = torch.where(real & (point.p > 0), target + next_potentials(point.layout, v), 0.0)
     bound = torch.where(point.at_lower, lower, torch.where(point.at_upper, upper, 0.0))
     left = torch.where(point.free.any(-1, keepdim=True), 1 - bound.sum(-1, keepdim=True), 1.0)
     share = torch.where(point.free, z, -torch.inf).masked_fill(~point.free.any(-1, keepdim=True), 0.0).softmax(-1)
@@ -171,7 +168,7 @@ def linearise(theta: tuple[Tensor, ...], duals: Duals, how: How) -> Point:
     """The solution that the duals say, ready for derivatives.
 
     Args:
-        theta: target, lower, upper `(B x L x S x A x S)` and costs `(B x m x L x S x A)`.
+        theta: target, lower, upper `(B x L x S x A x K)` and costs `(B x m x L x S x A)`.
         duals: Potentials `(B x L x S)` and multipliers `(B x m)`.
     """
     target, _, _, costs = theta
@@ -180,7 +177,7 @@ def linearise(theta: tuple[Tensor, ...], duals: Duals, how: How) -> Point:
     response, solve_potentials = how.system(theta, duals, how.layout)
     p = torch.where(real, response.p, 0.0)
     held, mass = response.at_lower | response.at_upper, p > 0
-    z = torch.where(mass, target + next_potentials(response.v), 0.0)
+    z = torch.where(mass, target + next_potentials(how.layout, response.v), 0.0)
     price = torch.where(held & mass, torch.where(mass, p, 1.0).log() - z - response.t.unsqueeze(-1), 0.0)
     active = (mass & ~held, response.at_lower & mass, response.at_upper & mass)
     point = Point(how.layout, costs, multipliers, p, response.s, price, *active, lambda rhs: rhs)
@@ -201,7 +198,7 @@ def _newton_system(
     if point.costs.shape[1] == 0:
         return lambda rhs: (solve_potentials(rhs[0].unsqueeze(1)).squeeze(1), rhs[1])
     weighted = point.costs * point.s.unsqueeze(1)
-    arrivals = (weighted.unsqueeze(-1) * point.p.unsqueeze(1)).sum(dim=(3, 4))
+    arrivals = point.layout.arrivals(weighted.unsqueeze(-1) * point.p.unsqueeze(1))
     border = weighted.sum(-1) - torch.cat([torch.zeros_like(arrivals[:, :, :1]), arrivals[:, :, :-1]], 2)
     corner = weighted.flatten(2) @ point.costs.flatten(2).mT
     inner = solve_potentials(border)

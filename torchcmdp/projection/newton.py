@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.projection import implicit, torch_solver
 from torchcmdp.projection.problem import DEFAULT_CAP, ProjectionResult, ProjectionSolver, target_fault
@@ -42,20 +44,29 @@ class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
         self._positive("tolerance")
 
     def solve(self, objective: Tensor, safe_set: SafeSet) -> ProjectionResult:
-        """Project exp(objective) onto the safe set: ln reference - eta * loss, `(... x L x S x A x S)`."""
+        """Project exp(objective) onto the safe set: ln reference - eta * loss, `(... x L x S x A x K)`."""
         batch = safe_set.batch_with("objective", objective.shape[:-4])
-        inputs = (flattened(objective, batch, 4), *safe_set.flat(batch))
-        # the machinery of an autograd function takes longer than a small batch, so it is left out where nobody asks for it
-        if _differentiating(inputs):
-            outputs = _Projection.apply(*inputs, safe_set.layout, self)
-        else:
-            outputs = _solve(inputs, safe_set.layout, self)
+        outputs = None
+        if self.compiled(objective.device):
+            # mending takes longer than a small batch, so it waits until the kernel has refused something
+            with suppress(InvalidInput):
+                outputs = self._outputs(flattened(objective, batch, 4), safe_set, safe_set.flat(batch, mended=False))
+        if outputs is None:
+            outputs = self._outputs(flattened(objective, batch, 4), safe_set, safe_set.flat(batch))
         dtype = torch.promote_types(objective.dtype, safe_set.costs.dtype)
         if len(batch) != 1:
             outputs = [output.reshape((*batch, *output.shape[1:])) for output in outputs]
         if dtype != torch.float64:
             outputs = [*(output.to(dtype) for output in outputs[:4]), *outputs[4:]]
         return ProjectionResult(*outputs)
+
+    def _outputs(self, target: Tensor, safe_set: SafeSet, flat: Sequence[Tensor]) -> Any:
+        """The fields of a flat `ProjectionResult`."""
+        inputs = (target, *flat)
+        # the machinery of an autograd function takes longer than a small batch, so it is left out where nobody asks for it
+        if _differentiating(inputs):
+            return _Projection.apply(*inputs, safe_set.layout, self)
+        return _solve(inputs, safe_set.layout, self)
 
 
 def _differentiating(inputs: tuple[Tensor, ...]) -> bool:
@@ -108,8 +119,8 @@ class _Projection(torch.autograd.Function):
         saved = (*theta, output[2], output[3], output[0])
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
-        compiled = options.compiled(theta[0].device)
-        ctx.how = implicit.How(layout, _compiled_system if compiled else implicit.torch_system)
+        ctx.compiled = options.compiled(theta[0].device)
+        ctx.how = implicit.How(layout, _compiled_system if ctx.compiled else implicit.torch_system)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -118,6 +129,8 @@ class _Projection(torch.autograd.Function):
             return (None,) * 6
         grad = torch.zeros_like(occupancy) if grads[0] is None else grads[0] * occupancy
         grad = grad if grads[1] is None else grad + grads[1]
+        if ctx.compiled and not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+            return (*_pull_compiled(saved, grad, ctx.how.layout), None, None)
         with _one_thread(occupancy.device):
             return (*implicit.Pull.apply(*saved, grad, ctx.how), None, None)
 
@@ -137,17 +150,42 @@ def _arrays(*tensors: Tensor) -> list[np.ndarray]:
     return [(tensor if tensor.is_contiguous() else tensor.contiguous()).numpy(force=True) for tensor in tensors]
 
 
+def _flat_arrays(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> list[np.ndarray]:
+    """`(B x entries)` three times and `(B x m x pairs)`, as the kernels take them."""
+    batch, m = costs.shape[:2]
+    pairs = math.prod(costs.shape[2:])
+    *ends, values = _arrays(target, lower, upper, costs)
+    return [array.reshape(batch, pairs * target.shape[-1]) for array in ends] + [values.reshape(batch, m, pairs)]
+
+
 def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, options: Newton) -> Any:
     from torchcmdp.kernels.geometry import geometry_of
     from torchcmdp.kernels.projection import Limits, project_batch  # here and below, because numba takes half a second to import
 
     limits = Limits(options.multiplier_cap, options.tolerance, options.max_iterations)
-    flat = _arrays(target.flatten(1), lower.flatten(1), upper.flatten(1), costs.flatten(2))
+    flat = _flat_arrays(target, lower, upper, costs)
     outputs = project_batch(geometry_of(layout), *flat, states=layout.layers * layout.width, limits=limits)
-    if (outputs.status == INVALID).any():
+    if INVALID in outputs.status.tobytes():
         refuse([target_fault(target, layout), *faults(layout, lower, upper, costs)], certain=True)
-    shapes = (target.shape, target.shape, target.shape[:3], *(array.shape for array in outputs[3:]))
-    return tuple(torch.from_numpy(array).view(shape) for array, shape in zip(outputs, shapes, strict=True))
+    q, log_q, v, *rest = outputs
+    shaped = q.reshape(target.shape), log_q.reshape(target.shape), v.reshape(target.shape[:3]), *rest
+    return tuple(map(torch.from_numpy, shaped))
+
+
+def _pull_compiled(saved: Sequence[Tensor], grad: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+    """`implicit.pull` by a compiled kernel, for where nobody differentiates it again."""
+    from torchcmdp.kernels.geometry import geometry_of
+    from torchcmdp.kernels.pull import pull_batch
+
+    target, lower, upper, costs, v, multipliers = saved
+    batch, m = costs.shape[:2]
+    theta = _flat_arrays(target, lower, upper, costs)
+    potentials, lam, cotangent = _arrays(v, multipliers, grad)
+    duals = potentials.reshape(batch, layout.layers * layout.width), lam, cotangent.reshape(theta[0].shape)
+    found = tuple(np.zeros(array.shape) for array in theta)
+    pull_batch(geometry_of(layout), m, (*theta, *duals), found)
+    pairs = zip(found, (target, lower, upper, costs), strict=True)
+    return tuple(torch.from_numpy(array.reshape(tensor.shape)) for array, tensor in pairs)
 
 
 def _compiled_system(

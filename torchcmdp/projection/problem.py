@@ -23,7 +23,7 @@ class ProjectionResult:
     """The KL projection of a batch of targets, with one certificate an instance.
 
     Attributes:
-        occupancy: q, `(... x L x S x A x S)`, differentiable in the inputs.
+        occupancy: q, `(... x L x S x A x K)`, differentiable in the inputs.
         log_occupancy: ln q, accurate where q underflows; -inf in the padding and where q is zero.
         potentials: Flow multipliers v(x), `(... x L x S)`.
         multipliers: Safety multipliers, `(... x m)`; eta times the paper's. Where the set is empty they share the multiplier_cap,
@@ -50,7 +50,7 @@ class ProjectionResult:
 
 
 class ProjectionSolver(Solver[ProjectionResult]):
-    """Projects exp(objective), `(... x L x S x A x S)`, onto a safe set in KL divergence; anybody's may be given to `project`."""
+    """Projects exp(objective), `(... x L x S x A x K)`, onto a safe set in KL divergence; anybody's may be given to `project`."""
 
 
 def target_fault(target: Tensor, layout: Layout) -> tuple[str, Tensor, str]:

@@ -104,14 +104,17 @@ def least_violation(problem: Problem, lam: Tensor) -> Tensor:
     """A lower bound on the largest violation of any occupancy (see `kernels.emptiness.least_violation`): `(B)`."""
     weights = lam / lam.sum(-1, keepdim=True).clamp_min(1e-300)
     penalty = (weights[:, :, None, None, None] * problem.costs).sum(1)
-    real, states = problem.layout.transition_mask(lam.device), problem.layout.state_mask(lam.device)
+    layout = problem.layout
+    real, pairs, states = layout.transition_mask(lam.device), layout.pair_mask(lam.device), layout.state_mask(lam.device)
     value = torch.zeros_like(penalty[:, 0, :, 0])
-    for k in range(problem.layout.layers - 1, -1, -1):
+    for k in range(layout.layers - 1, -1, -1):
         lower, upper = (torch.where(real[k], tensor[:, k], 0.0) for tensor in (problem.lower, problem.upper))
-        order = value.argsort(-1)[:, None, None, :].expand_as(lower)
-        ascending = value[:, None, None, :].expand_as(lower).gather(-1, order)
+        ahead = layout.ahead(value, k)
+        order = ahead.argsort(-1).expand_as(lower)
+        ascending = ahead.expand_as(lower).gather(-1, order)
         low, span = lower.gather(-1, order), (upper - lower).gather(-1, order)
         left = 1 - low.sum(-1, keepdim=True)
         share = torch.minimum((left - (span.cumsum(-1) - span)).clamp_min(0), span)
-        value = torch.where(states[k], (penalty[:, k] + ((low + share) * ascending).sum(-1)).amin(-1), 0.0)
+        total = torch.where(pairs[k], penalty[:, k] + ((low + share) * ascending).sum(-1), torch.inf)
+        value = torch.where(states[k], total.amin(-1), 0.0)
     return value[:, 0]

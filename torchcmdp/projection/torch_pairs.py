@@ -17,9 +17,9 @@ class Problem(NamedTuple):
     """A batch of instances with harmless padding: padded pairs have free intervals, padded successors no interval at all."""
 
     layout: Layout
-    target: Tensor  # (B x L x S x A x S)
-    lower: Tensor  # (B x L x S x A x S)
-    upper: Tensor  # (B x L x S x A x S)
+    target: Tensor  # (B x L x S x A x K)
+    lower: Tensor  # (B x L x S x A x K)
+    upper: Tensor  # (B x L x S x A x K)
     costs: Tensor  # (B x m x L x S x A)
     cap: Tensor  # (B x 1)
 
@@ -37,8 +37,8 @@ class Response(NamedTuple):
 
     v: Tensor  # (B x L x S), shifted
     value: Tensor  # (B), the dual value v(x_0)
-    p: Tensor  # (B x L x S x A x S)
-    at_lower: Tensor  # (B x L x S x A x S), bool
+    p: Tensor  # (B x L x S x A x K)
+    at_lower: Tensor  # (B x L x S x A x K), bool
     at_upper: Tensor
     t: Tensor  # (B x L x S x A), with p = exp(t + z) on the free entries
     s: Tensor  # (B x L x S x A)
@@ -65,9 +65,9 @@ def make_problem(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, c
     )
 
 
-def next_potentials(v: Tensor) -> Tensor:
-    """v(y) of each layer's successors, zero at the terminal layer: `(B x L x 1 x 1 x S)`."""
-    return torch.cat([v[:, 1:], torch.zeros_like(v[:, :1])], 1)[:, :, None, None, :]
+def next_potentials(layout: Layout, v: Tensor) -> Tensor:
+    """v(y) of each pair's successors, zero at the terminal layer: `(B x L x S x A x K)`, or `(B x L x 1 x 1 x S)` without lists."""
+    return layout.ahead(torch.cat([v[:, 1:], torch.zeros_like(v[:, :1])], 1))
 
 
 def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -129,7 +129,7 @@ def fix_variables(z: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple
 
 def evaluate(problem: Problem, v: Tensor, lam: Tensor, fixed: bool) -> Response:
     """The pairs' responses at (v, lam), with the potentials shifted so that every layer has mass one."""
-    p, at_lower, at_upper, psi, t = respond(problem, problem.target + next_potentials(v), fixed)
+    p, at_lower, at_upper, psi, t = respond(problem, problem.target + next_potentials(problem.layout, v), fixed)
     penalty = (lam[:, :, None, None, None] * problem.costs).sum(1)
     pairs = problem.layout.pair_mask(v.device)
     log_s = torch.where(pairs, -psi - v.unsqueeze(-1) - penalty, NEVER)
@@ -142,10 +142,10 @@ def evaluate(problem: Problem, v: Tensor, lam: Tensor, fixed: bool) -> Response:
     return Response(shifted, shifted[:, 0, 0], p, at_lower, at_upper, t, s)
 
 
-def flows(response: Response) -> tuple[Tensor, Tensor]:
+def flows(layout: Layout, response: Response) -> tuple[Tensor, Tensor]:
     """Inflow and outflow of every state, `(B x L x S)` each."""
     outflow = response.s.sum(-1)
-    arrivals = (response.s.unsqueeze(-1) * response.p).sum(dim=(2, 3))
+    arrivals = layout.arrivals(response.s.unsqueeze(-1) * response.p)
     start = torch.zeros_like(outflow[:, :1])
     start[..., 0] = 1
     return torch.cat([start, arrivals[:, :-1]], 1), outflow
@@ -154,9 +154,10 @@ def flows(response: Response) -> tuple[Tensor, Tensor]:
 def hessian(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tensor]:
     """The dual's Hessian: potentials `(B x LS x LS)`, border `(B x LS x m)`, multipliers `(B x m x m)`."""
     batch, layers, states, actions = response.s.shape
-    size, m = layers * states, problem.costs.shape[1]
-    p, s = response.p.flatten(2, 3), response.s.flatten(2).unsqueeze(-1)
-    free = torch.where((response.at_lower | response.at_upper).flatten(2, 3), 0.0, p)
+    size, m, layout = layers * states, problem.costs.shape[1], problem.layout
+    held = response.at_lower | response.at_upper
+    p, s = layout.dense(response.p).flatten(2, 3), response.s.flatten(2).unsqueeze(-1)
+    free = layout.dense(torch.where(held, 0.0, response.p)).flatten(2, 3)
     free_mass = free.sum(-1, keepdim=True)
     normal = free / torch.where(free_mass > 0, free_mass, 1.0)
     arrivals = (s * p).mT @ p - (s * free).mT @ normal + torch.diag_embed((s * free).sum(2))
@@ -165,14 +166,14 @@ def hessian(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tenso
     blocks.copy_(torch.diag_embed(response.s.sum(-1)).permute(0, 2, 3, 1))
     if layers > 1:
         blocks[..., 1:] += arrivals[:, :-1].permute(0, 2, 3, 1)
-        moves = -(response.s.unsqueeze(-1) * response.p).sum(3)[:, :-1].permute(0, 2, 3, 1)  # (B x x x y x L-1)
+        moves = -(s * p).unflatten(2, (states, actions)).sum(3)[:, :-1].permute(0, 2, 3, 1)  # (B x x x y x L-1)
         torch.diagonal(full, offset=1, dim1=1, dim2=3).copy_(moves)
         torch.diagonal(full, offset=-1, dim1=1, dim2=3).copy_(moves.transpose(1, 2))
     weighted = response.s.unsqueeze(1) * problem.costs
     leaving = weighted.sum(-1).flatten(2)
     entering = torch.zeros_like(leaving).unflatten(2, (layers, states))
     if layers > 1:
-        entering[:, :, 1:] = (weighted.unsqueeze(-1) * response.p.unsqueeze(1)).sum(dim=(3, 4))[:, :, :-1]
+        entering[:, :, 1:] = layout.arrivals(weighted.unsqueeze(-1) * response.p.unsqueeze(1))[:, :, :-1]
     border = (leaving - entering.flatten(2)).mT
     corner = weighted.flatten(2) @ problem.costs.flatten(2).mT
     return full.reshape(batch, size, size), border, corner.reshape(batch, m, m)

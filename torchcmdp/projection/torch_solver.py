@@ -18,6 +18,7 @@ from torchcmdp.kernels.limits import (
     SETTLED_RELATIVE,
 )
 from torchcmdp.layout import Layout
+from torchcmdp.occupancy import uniform_policy
 from torchcmdp.projection.torch_multipliers import least_violation, quadratic, units
 from torchcmdp.projection.torch_pairs import (
     Problem,
@@ -49,7 +50,7 @@ def solve(
     """Solve a flat batch; returns the fields of `ProjectionResult` in order.
 
     Args:
-        target, lower, upper: `(B x L x S x A x S)`.
+        target, lower, upper: `(B x L x S x A x K)`.
         costs: `(B x m x L x S x A)`.
     """
     invalid = find_invalid(target, lower, upper, costs, layout)
@@ -164,7 +165,7 @@ def newton(
 
 def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The largest KKT residual, the largest flow residual relative to a state's flow, and whether both will do: `(B)` each."""
-    inflow, outflow = flows(response)
+    inflow, outflow = flows(problem.layout, response)
     gap = (inflow - outflow).abs()
     through = inflow + outflow
     relative = torch.where(through > 1e-250, gap / through.clamp_min(1e-250), 0.0).flatten(1).amax(1)
@@ -191,7 +192,7 @@ def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
     There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
     """
     for _ in range(FIXED_REBALANCINGS if fixed else REBALANCINGS):
-        inflow, outflow = flows(response)
+        inflow, outflow = flows(problem.layout, response)
         both = (inflow > 0) & (outflow > 0)
         imbalance = torch.where(both, inflow, 1.0).log() - torch.where(both, outflow, 1.0).log()
         imbalance = torch.where(imbalance.abs() > 3, imbalance, 0.0)
@@ -207,7 +208,7 @@ def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
 
 def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> tuple[Response, Tensor]:
     """One Newton step within {multipliers >= 0, sum <= cap}, shortened until the dual decreases."""
-    inflow, outflow = flows(response)
+    inflow, outflow = flows(problem.layout, response)
     grad_v = (inflow - outflow).flatten(1)
     grad_m = -(problem.costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4))
     cholesky, scale, border, schur = factor(*hessian(problem, response))
@@ -266,14 +267,14 @@ def recover(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tenso
     layout = problem.layout
     real = layout.transition_mask(response.v.device)
     out = response.s.sum(-1, keepdim=True)
-    policy = torch.where(out > 0, response.s / torch.where(out > 0, out, 1.0), 1.0 / layout.actions)
+    policy = torch.where(out > 0, response.s / torch.where(out > 0, out, 1.0), uniform_policy(layout, device=out.device))
     mass = torch.zeros_like(out[:, 0, :, 0])
     mass[:, 0] = 1
     flow = []
     for k in range(layout.layers):
         layer = (mass.unsqueeze(-1) * policy[:, k]).unsqueeze(-1) * response.p[:, k]
         flow.append(torch.where(real[k], layer, 0.0))
-        mass = flow[-1].sum(dim=(1, 2))
+        mass = layout.arrivals(flow[-1], k)
     occupancy = torch.stack(flow, 1)
     positive = occupancy > 0
     log_occupancy = torch.where(positive, torch.where(positive, occupancy, 1.0).log(), -torch.inf)

@@ -1,0 +1,351 @@
+"""Column generation for the optimistic linear program of one instance; and of a batch, over threads.
+
+The plausible kernels are a product over pairs, so for given multipliers the best occupancy is a backward recursion. The program
+over mixtures of such occupancies has only m + 1 rows; it is solved by the simplex method, which asks the recursion for its columns.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchcmdp.kernels.confidence import ENTRYWISE, KernelSet, Room, empty_room, expect, row_in_box, sort_row_down
+from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.limits import IMPROVEMENT, ROUNDING
+from torchcmdp.kernels.memory import room
+from torchcmdp.kernels.options import entry, kernel
+from torchcmdp.kernels.simplex import (
+    OCCUPANCY,
+    Simplex,
+    basic_solution,
+    empty_simplex,
+    end_first_phase,
+    find_duals,
+    leaving_row,
+    replace,
+    start,
+)
+from torchcmdp.kernels.threads import over_batch
+from torchcmdp.status import INFEASIBLE, INVALID, MAX_ITERATIONS, SOLVED
+
+
+class Work(NamedTuple):
+    """Work space of one program: nothing in it survives from one call to the next.
+
+    Attributes:
+        columns: The occupancies of the basis, `((m + 1) x E)`.
+        best: Of the last recursion the best pair of each state, `(n,)` int64, its rows `(E)`, and how much reaches the states,
+            `mass` `(n + 1,)`.
+        pair_reward: What it maximised, `(P,)`.
+        free: Where the center and the radius of a kernel set would be.
+    """
+
+    simplex: Simplex
+    room: Room
+    columns: np.ndarray
+    best: np.ndarray
+    rows: np.ndarray
+    mass: np.ndarray
+    pair_reward: np.ndarray
+    free: np.ndarray
+
+
+class Program(NamedTuple):
+    """max <rewards, q> over occupancies of the kernels with <costs_i, q> <= 0: `(P,)`, a set of boxes, `(m x P)`."""
+
+    rewards: np.ndarray
+    kernels: KernelSet
+    costs: np.ndarray
+
+
+def workspace(geometry: Geometry, constraints: int) -> Work:
+    """Room for programs of this geometry with so many constraints, one after the other."""
+    states, pairs, entries = len(geometry.state_at), len(geometry.pair_at), len(geometry.successor)
+    sizes = (entries, states + 1, pairs, 0)
+    columns, best = np.zeros((constraints + 1, entries)), np.zeros(states, np.int64)
+    return Work(empty_simplex(constraints), empty_room(geometry), columns, best, *(np.zeros(size) for size in sizes))
+
+
+@kernel
+def is_valid(geometry, rewards, lower, upper, costs):
+    """No NaN, nothing infinite, and intervals that hold a distribution."""
+    for p in range(rewards.shape[0]):
+        if geometry.row[p] == geometry.row[p + 1]:
+            continue
+        low, high = 0.0, 0.0
+        for e in range(geometry.row[p], geometry.row[p + 1]):
+            if not 0.0 <= lower[e] <= upper[e]:
+                return False
+            low += lower[e]
+            high += upper[e]
+        if not (low <= 1.0 + 1e-9 and high >= 1.0 - 1e-9 and abs(rewards[p]) < math.inf):
+            return False
+        for i in range(costs.shape[0]):
+            if not abs(costs[i, p]) < math.inf:
+                return False
+    return True
+
+
+@kernel
+def best_policy(geometry, kernels, work):
+    """The plausible kernel and the deterministic policy with the largest total reward; ties go to the lowest action."""
+    first, row, actions, space = geometry.first, geometry.row, geometry.actions, work.room
+    values, ahead, best, reward = space.values, space.ahead, work.best, work.pair_reward
+    layers = first.shape[0] - 1
+    for k in range(layers - 1, -1, -1):
+        last = k == layers - 1
+        if not last:
+            expect(geometry, kernels, k, space, ahead)
+        for x in range(first[k], first[k + 1]):
+            top = -math.inf
+            for p in range(x * actions, (x + 1) * actions):
+                total = reward[p] if last else reward[p] + ahead[p]
+                if row[p] < row[p + 1] and total > top:
+                    top = total
+                    best[x] = p
+            begin, end = row[best[x]], row[best[x] + 1]
+            if end - begin == 1:
+                work.rows[begin] = 1.0
+            elif geometry.dense[k] == 1:
+                row_in_box(kernels.lower, kernels.upper, begin, end, space.order, work.rows)
+            else:
+                sort_row_down(values, geometry.successor, begin, end, space.own_order)
+                row_in_box(kernels.lower, kernels.upper, begin, end, space.own_order, work.rows)
+            values[x] = top
+
+
+@kernel
+def best_occupancy(geometry, kernels, work):
+    """`best_policy`, and how much of its occupancy reaches every state."""
+    best_policy(geometry, kernels, work)
+    row, mass, states = geometry.row, work.mass, work.best.shape[0]
+    for x in range(states + 1):
+        mass[x] = 0.0
+    mass[0] = 1.0
+    for x in range(states):
+        for e in range(row[work.best[x]], row[work.best[x] + 1]):
+            mass[geometry.successor[e]] += mass[x] * work.rows[e]
+
+
+@kernel
+def keep(geometry, work, column):
+    """The occupancy of the last recursion becomes a column."""
+    row, columns = geometry.row, work.columns
+    for e in range(columns.shape[1]):
+        columns[column, e] = 0.0
+    for x in range(work.best.shape[0]):
+        for e in range(row[work.best[x]], row[work.best[x] + 1]):
+            columns[column, e] = work.mass[x] * work.rows[e]
+
+
+@kernel
+def total(values, work):
+    """<values, q> of the last recursion's occupancy."""
+    found = 0.0
+    for x in range(work.best.shape[0]):
+        found += work.mass[x] * values[work.best[x]]
+    return found
+
+
+@kernel
+def price(geometry, program, first_phase, work):
+    """The best column at the duals in force, by rewards - sum_i duals_i costs_i, without the rewards in the first phase.
+
+    Returns what it promises.
+    """
+    costs, duals, pair_reward = program.costs, work.simplex.duals, work.pair_reward
+    m = costs.shape[0]
+    for p in range(pair_reward.shape[0]):
+        own = 0.0 if first_phase else program.rewards[p]
+        for i in range(m):
+            own -= duals[i] * costs[i, p]
+        pair_reward[p] = own
+    best_occupancy(geometry, program.kernels, work)
+    return total(pair_reward, work) - duals[m]
+
+
+@kernel
+def first_column(geometry, program, work):
+    """The basis of the best occupancy of all; returns whether that is safe."""
+    simplex, m = work.simplex, program.costs.shape[0]
+    for p in range(work.pair_reward.shape[0]):
+        work.pair_reward[p] = program.rewards[p]
+    best_occupancy(geometry, program.kernels, work)
+    keep(geometry, work, m)
+    for i in range(m):
+        simplex.basis[i, m] = total(program.costs[i], work)
+    simplex.gain[m] = total(program.rewards, work)
+    return start(simplex)
+
+
+@kernel
+def enter(program, slack, work):
+    """entering <- the slack of a constraint, or if it is none the costs of the last recursion's occupancy."""
+    entering, m = work.simplex.entering, program.costs.shape[0]
+    for i in range(m):
+        if slack >= 0:
+            entering[i] = 1.0 if i == slack else 0.0
+        else:
+            entering[i] = total(program.costs[i], work)
+    entering[m] = 0.0 if slack >= 0 else 1.0
+
+
+@kernel
+def improve(geometry, program, max_iterations, work):
+    """Pivot until nothing promises to improve; returns status, iterations, what is left open, and the least violation."""
+    simplex, m = work.simplex, program.costs.shape[0]
+    excess, first_phase, iteration = 0.0, True, 1
+    while True:
+        iteration += 1
+        common = basic_solution(simplex)
+        first_phase = first_phase and common >= 0
+        find_duals(simplex, first_phase)
+        promise = price(geometry, program, first_phase, work)
+        slack, largest = 0, 0.0
+        for i in range(m):
+            largest = max(largest, abs(simplex.duals[i]))
+            if simplex.duals[i] < simplex.duals[slack]:
+                slack = i
+        tolerance = IMPROVEMENT + ROUNDING * largest
+        by_slack = -simplex.duals[slack] > max(promise, tolerance)
+        if promise <= tolerance and not by_slack:
+            if not first_phase:
+                return INFEASIBLE if excess > 0.0 else SOLVED, iteration, max(promise, 0.0), excess
+            excess = end_first_phase(simplex, common)
+            first_phase = False
+            continue
+        enter(program, slack if by_slack else -1, work)
+        leaving = leaving_row(simplex)
+        if leaving < 0 or iteration >= max_iterations:  # the first is impossible in exact arithmetic: the program is bounded
+            return MAX_ITERATIONS, iteration, max(promise, 0.0), excess
+        if by_slack:
+            replace(simplex, leaving, slack, 0.0)
+        else:
+            replace(simplex, leaving, OCCUPANCY, total(program.rewards, work))
+            keep(geometry, work, leaving)
+
+
+@kernel
+def mix(work, occupancy):
+    """occupancy <- the mixture of the basic occupancies; returns its value."""
+    simplex, columns = work.simplex, work.columns
+    n, value, whole = simplex.point.shape[0], 0.0, 0.0
+    for e in range(occupancy.shape[0]):
+        occupancy[e] = 0.0
+    for j in range(n):
+        if simplex.kinds[j] == OCCUPANCY:
+            whole += max(simplex.point[j], 0.0)
+    for j in range(n):
+        if simplex.kinds[j] == OCCUPANCY and simplex.point[j] > 0.0:
+            weight = simplex.point[j] / whole
+            value += weight * simplex.gain[j]
+            for e in range(occupancy.shape[0]):
+                occupancy[e] += weight * columns[j, e]
+    return value
+
+
+@kernel
+def optimise_one(geometry, rewards, lower, upper, costs, max_iterations, work, occupancy, multipliers):
+    """The best safe occupancy over all plausible kernels; where none is safe, the best of the least violation.
+
+    Args:
+        rewards, lower, upper, costs: `(P)`, `(E)`, `(E)`, `(m x P)`.
+        work: `workspace(geometry, m)`.
+        occupancy, multipliers: outputs, `(E)`, `(m)`.
+
+    Returns:
+        status, iterations, value, excess, residual.
+    """
+    if not is_valid(geometry, rewards, lower, upper, costs):
+        return INVALID, 0, 0.0, 0.0, 0.0
+    m = costs.shape[0]
+    program = Program(rewards, KernelSet(ENTRYWISE, work.free, lower, upper, work.pair_reward), costs)
+    if first_column(geometry, program, work):
+        for e in range(occupancy.shape[0]):
+            occupancy[e] = work.columns[m, e]
+        for i in range(m):
+            multipliers[i] = 0.0
+        return SOLVED, 1, work.simplex.gain[m], 0.0, 0.0
+    status, iterations, residual, excess = improve(geometry, program, max_iterations, work)
+    value = mix(work, occupancy)
+    for i in range(m):
+        multipliers[i] = max(work.simplex.duals[i], 0.0)
+    return status, iterations, value, excess, residual
+
+
+class Instance(NamedTuple):
+    """Compact inputs and outputs of one instance, between the padded tensors and `optimise_one`."""
+
+    rewards: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    costs: np.ndarray
+    occupancy: np.ndarray
+    multipliers: np.ndarray
+
+
+@entry
+def optimise_range(
+    start, stop, geometry, rewards, lower, upper, costs, max_iterations, work, instance,
+    occupancy, multipliers, value, excess, residual, status, iterations,
+):  # fmt: skip
+    """Solve instances start..stop-1 of a batch of flattened padded tensors, filling in the outputs."""
+    entry_at, pair_at = geometry.entry_at, geometry.pair_at
+    for b in range(start, stop):
+        for e in range(entry_at.shape[0]):
+            instance.lower[e] = lower[b, entry_at[e]]
+            instance.upper[e] = upper[b, entry_at[e]]
+        for p in range(pair_at.shape[0]):
+            instance.rewards[p] = rewards[b, pair_at[p]]
+            for i in range(costs.shape[1]):
+                instance.costs[i, p] = costs[b, i, pair_at[p]]
+        status[b], iterations[b], value[b], excess[b], residual[b] = optimise_one(
+            geometry, instance.rewards, instance.lower, instance.upper, instance.costs, max_iterations, work,
+            instance.occupancy, instance.multipliers,
+        )  # fmt: skip
+        if status[b] == INVALID:
+            continue
+        for e in range(entry_at.shape[0]):
+            occupancy[b, entry_at[e]] = instance.occupancy[e]
+        for i in range(costs.shape[1]):
+            multipliers[b, i] = instance.multipliers[i]
+
+
+class Batch(NamedTuple):
+    """The outputs of `optimise_batch`, over flattened padded tensors, in the order of `OptimisticOptimum`."""
+
+    value: np.ndarray
+    occupancy: np.ndarray
+    multipliers: np.ndarray
+    excess: np.ndarray
+    status: np.ndarray
+    residual: np.ndarray
+    iterations: np.ndarray
+
+
+def optimise_batch(
+    geometry: Geometry, rewards: np.ndarray, lower: np.ndarray, upper: np.ndarray, costs: np.ndarray, max_iterations: int
+) -> Batch:
+    """Solve the programs of a batch of flattened padded tensors, over threads."""
+    batch, m = costs.shape[:2]
+    value, excess, residual = (np.zeros(batch) for _ in range(3))
+    occupancy, multipliers = np.zeros(lower.shape), np.zeros((batch, m))
+    status, iterations = np.zeros(batch, np.int8), np.zeros(batch, np.int64)
+    entries, pairs = len(geometry.successor), len(geometry.pair_at)
+
+    def make() -> tuple[Work, Instance, Geometry]:
+        sizes = (pairs, entries, entries, (m, pairs), entries, m)
+        # with the geometry, so that its identity stays its own for as long as it is a key
+        return workspace(geometry, m), Instance(*(np.zeros(size) for size in sizes)), geometry
+
+    def piece(start: int, stop: int) -> None:
+        work, instance, _ = room((id(geometry), "program", m), make)
+        optimise_range(
+            start, stop, geometry, rewards, lower, upper, costs, max_iterations, work, instance,
+            occupancy, multipliers, value, excess, residual, status, iterations,
+        )  # fmt: skip
+
+    over_batch(piece, batch, entries)
+    return Batch(value, occupancy, multipliers, excess, status, residual, iterations)

@@ -1,0 +1,212 @@
+"""The user's units: rewards and costs of any range and a budget, as the normal form of a CMDP, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcmdp.errors import InvalidInput, brief, choice
+from torchcmdp.identity import fingerprint
+
+SENSES = ("<=", ">=")
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """How the numbers of a CMDP in normal form are read in the units that they were given in.
+
+    A reward of a step is shown as (reward - low) / (high - low). A budget is spread over the L steps of an episode: each step of a
+    cost is shown as (cost - budget / L) / scale, whose sum is at most zero just when the costs sum to at most the budget. Of a
+    utility, which must sum to at least its budget, the negative is shown.
+
+    Attributes:
+        reward_scale: What one unit of our reward is, `(...)`.
+        reward_offset: What an episode earns whose rewards sum to zero here, `(...)`.
+        cost_scale: What one unit of our cost is, `(... x m)`.
+        budget: What a cost may sum to, or a utility must, `(... x m)`.
+        sense: "<=" for a cost and ">=" for a utility, m of them.
+        reward_high: The largest that the mean reward of each pair can be, in normal form, `(... x L x S x A)`.
+        cost_low: The smallest that each mean cost can be, in normal form, `(... x m x L x S x A)`.
+    """
+
+    reward_scale: Tensor
+    reward_offset: Tensor
+    cost_scale: Tensor
+    budget: Tensor
+    sense: tuple[str, ...]
+    reward_high: Tensor
+    cost_low: Tensor
+
+    @property
+    def sign(self) -> Tensor:
+        """One for a cost, minus one for a utility, `(m,)`."""
+        return torch.tensor(
+            [1.0 if sense == "<=" else -1.0 for sense in self.sense], dtype=torch.float64, device=self.budget.device
+        )
+
+    def episode_return(self, value: Tensor | float) -> Tensor:
+        """What an episode earns whose rewards sum to `value` here, `(...)`."""
+        return value * self.reward_scale + self.reward_offset
+
+    def episode_costs(self, sums: Tensor) -> Tensor:
+        """What the costs and utilities of an episode sum to that sum to `sums` here, `(... x m)`."""
+        return self.budget + self.sign * self.cost_scale * sums
+
+    def violations(self, sums: Tensor) -> Tensor:
+        """By how much costs that sum to `sums` here exceed their budgets, and utilities fall short of theirs, `(... x m)`."""
+        return sums * self.cost_scale
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it that is a tensor, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Units:
+        """The same elsewhere; the scales stay in float64, and the ends of ranges take the type of the CMDP."""
+        moved: dict[str, Any] = {
+            name: value.to(device, dtype if name in ("reward_high", "cost_low") else None) for name, value in self.tensors().items()
+        }
+        return replace(self, **moved)
+
+    def __getitem__(self, index: int) -> Units:
+        """Those of one CMDP of a batch."""
+        entries: dict[str, Any] = {name: value[index] for name, value in self.tensors().items()}
+        return replace(self, **entries)
+
+    def config(self) -> dict[str, Any]:
+        """What defines them, ready for JSON."""
+        plain = {name: getattr(self, name).tolist() for name in ("reward_scale", "reward_offset", "cost_scale", "budget")}
+        return {**plain, "sense": list(self.sense), "ends": [fingerprint(self.reward_high), fingerprint(self.cost_low)]}
+
+
+def stack_units(units: Sequence[Units | None]) -> Units | None:
+    """The units of CMDPs that are put side by side; all of them have some, or none."""
+    found = [each for each in units if each is not None]
+    if not found:
+        return None
+    if len(found) < len(units) or any(each.sense != found[0].sense for each in found):
+        raise InvalidInput("some of these CMDPs have units and some have none, or others; a batch has the same kind for all.")
+    stacked: dict[str, Any] = {name: torch.stack([each.tensors()[name] for each in found]) for name in found[0].tensors()}
+    return replace(found[0], **stacked)
+
+
+@dataclass(frozen=True, eq=False)
+class NormalForm:
+    """Tables in normal form, and the numbers that lead back.
+
+    Attributes:
+        rewards, costs: Of the shapes given, in [0, 1] and [-1, 1].
+        low, high: The smallest and the largest reward, which are shown as 0 and 1.
+        scales, budget: `(m,)`.
+        sense: m of them.
+        cost_low: The smallest cost of a step in normal form, `(m,)`.
+    """
+
+    rewards: Tensor
+    costs: Tensor
+    low: float
+    high: float
+    scales: Tensor
+    budget: Tensor
+    sense: tuple[str, ...]
+    cost_low: Tensor
+
+    def units(self, layers: int, pair_mask: Tensor) -> Units:
+        """The units of a CMDP of so many layers, every pair of which may earn and cost what any may."""
+        real = pair_mask.to(self.rewards.dtype)
+        return Units(
+            torch.tensor(self.high - self.low, dtype=torch.float64, device=real.device),
+            torch.tensor(self.low * layers, dtype=torch.float64, device=real.device),
+            self.scales,
+            self.budget,
+            self.sense,
+            real,
+            self.cost_low.to(real)[:, None, None, None] * real,
+        )
+
+
+def normal_form(
+    rewards: Tensor,
+    costs: Tensor,
+    layers: int,
+    budget: object,
+    sense: str | Sequence[str] = "<=",
+    reward_range: Ends | None = None,
+    cost_range: Ends | Sequence[Ends] | None = None,
+) -> NormalForm:
+    """Map tables of any finite range to rewards in [0, 1] and costs in [-1, 1] with threshold zero.
+
+    Costs are divided by a number only where they leave [-1, 1] or fill less than half of it.
+
+    Args:
+        rewards: Of any shape.
+        costs: `(m x ...)`.
+        layers: L, over which the budget is spread.
+        budget, sense: One for all constraints, or one each.
+        reward_range: The smallest and the largest mean reward of a step that there can be; by default those of the table.
+        cost_range: The same for the costs, one for all or one each.
+    """
+    m = len(costs)
+    budgets, senses = budgets_of(budget, m).to(costs.device), senses_of(sense, m)
+    low, high = _range("reward", rewards, reward_range)
+    high = high if high > low else low + 1.0
+    ranges = [_range(f"cost {i}", costs[i], ends) for i, ends in enumerate(_each(cost_range, m))]
+    share, shape = budgets / layers, (m, *[1] * (costs.dim() - 1))
+    sign = torch.tensor([1.0 if each == "<=" else -1.0 for each in senses], dtype=torch.float64, device=costs.device)
+    ends = torch.tensor(ranges, dtype=torch.float64, device=costs.device).reshape(m, 2)
+    shifted_ends = sign[:, None] * (ends - share[:, None])
+    largest = shifted_ends.abs().amax(-1) if m else share
+    scales = torch.where((largest > 1) | ((largest < 0.5) & (largest > 0)), largest, 1.0)
+    shifted = (sign.view(shape) * (costs.double() - share.view(shape)) / scales.view(shape)).clamp(-1, 1)
+    shown = ((rewards.double() - low) / (high - low)).clamp(0, 1)
+    lowest = (shifted_ends.amin(-1) / scales).clamp(-1, 1) if m else share
+    return NormalForm(shown.to(rewards.dtype), shifted.to(costs.dtype), low, high, scales, budgets, senses, lowest)
+
+
+def budgets_of(budget: object, constraints: int) -> Tensor:
+    """One budget for every constraint, `(m,)`."""
+    try:
+        numbers: Any = budget if isinstance(budget, Tensor | np.ndarray) else np.asarray(budget, dtype=np.float64)
+        budgets = torch.as_tensor(numbers).to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        budgets = torch.full((), torch.nan)
+    if budgets.shape not in ((), (constraints,)) or not budgets.isfinite().all():
+        raise InvalidInput(f"budget is {brief(budget)}; it must be a finite number, or one for each of {constraints} costs.")
+    return budgets.expand(constraints).clone()
+
+
+def senses_of(sense: str | Sequence[str], constraints: int) -> tuple[str, ...]:
+    """One sense for every constraint."""
+    senses = [sense] * constraints if isinstance(sense, str) else sense
+    if not isinstance(senses, Sequence) or len(senses) != constraints:
+        raise InvalidInput(f"sense is {brief(sense)}; it must be '<=' or '>=', or one of them for each of {constraints} costs.")
+    return tuple(choice("sense", each, SENSES) for each in senses)
+
+
+def _each(ends: Ends | Sequence[Ends] | None, m: int) -> Sequence[Ends | None]:
+    if ends is None:
+        return [None] * m
+    several = isinstance(ends, Sequence) and bool(ends) and isinstance(ends[0], Sequence)
+    return list(ends) if several and len(ends) == m else [ends] * m  # type: ignore[arg-type,list-item]
+
+
+def _range(name: str, table: Tensor, ends: Ends | None) -> Ends:
+    """The smallest and the largest value, of the table or as given, which the table must keep to."""
+    found = (float(table.min()), float(table.max())) if table.numel() else (0.0, 0.0)
+    if ends is None:
+        return found
+    try:
+        low, high = (float(end) for end in ends)
+    except (TypeError, ValueError):
+        low = high = torch.nan
+    if not (low <= found[0] and found[1] <= high < torch.inf and low > -torch.inf):
+        raise InvalidInput(
+            f"the range of {name} is {brief(ends)}; expected two finite numbers with all values between them, which go from "
+            f"{found[0]:g} to {found[1]:g}."
+        )
+    return low, high
