@@ -10,7 +10,9 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from torchcmdp import problems
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
+from torchcmdp.costs import CostModel, Drift, PaperCosts, PriorCosts
 from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
 from torchcmdp.layout import Layout
@@ -37,6 +39,7 @@ from torchcmdp.simulator import Simulator
 from torchcmdp.solver import Solver
 from torchcmdp.status import Status
 from torchcmdp.trajectory import Trajectory
+from torchcmdp.units import Units
 
 if TYPE_CHECKING:
     from torchcmdp import adapters, nn, testing, tuning
@@ -47,6 +50,8 @@ __all__ = [
     # The problem
     "Layout",
     "LayeredCMDP",
+    "Units",
+    "problems",
     "random_cmdp",
     "single_state_cmdp",
     "stack_cmdps",
@@ -90,6 +95,11 @@ __all__ = [
     "PDBPS",
     "UOBREPS",
     "WCOPS",
+    # What they believe of the costs
+    "CostModel",
+    "Drift",
+    "PaperCosts",
+    "PriorCosts",
     # Episodes
     "Bernoulli",
     "Cyclic",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, brief
 from torchcmdp.occupancy import expected_value
 from torchcmdp.planning import rho, safe_optimum, unconstrained_optimum
 from torchcmdp.protocols import Axes
@@ -40,6 +40,9 @@ class Comparators:
     """
 
     def __init__(self, env: Simulator) -> None:
+        lacks = [name for name in ("cmdp", "rewards", "costs", "runs", "layout") if not hasattr(env, name)]
+        if lacks or isinstance(env, type):
+            raise InvalidInput(f"env is {brief(env)}; it must be a Simulator, or have all that one has: there is no {lacks[0]}.")
         self.env = env
         self.changing = not (env.rewards.stationary and env.costs.stationary)
         self._kept = ["safe", "feasible"]  # in a state: what fixed processes need besides is found again from the CMDP
@@ -139,6 +142,5 @@ def _one_a_run(cmdp: LayeredCMDP, runs: int) -> LayeredCMDP:
     """The same CMDP for every run, or the batch that it is already."""
     if cmdp.batch_shape:
         return cmdp
-    return LayeredCMDP(
-        cmdp.layout, *(tensor.expand(runs, *tensor.shape) for tensor in (cmdp.transitions, cmdp.rewards, cmdp.costs))
-    )
+    P, r, g = (tensor.expand(runs, *tensor.shape) for tensor in (cmdp.transitions, cmdp.rewards, cmdp.costs))
+    return LayeredCMDP(cmdp.layout, P, r, g)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, TorchCMDPError
+from torchcmdp.errors import InvalidInput, TorchCMDPError, whole_number
 from torchcmdp.protocols import Axes, first_axes
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Crew:
 
     def __init__(self, runs: int, *, alone: bool = False) -> None:
         self.rank, self.size = (0, 1) if alone or not under_torchrun() else _connect()
-        self.runs = int(runs)
+        self.runs = whole_number("runs", runs, least=1)
         if self.runs < self.size:
             raise InvalidInput(f"{runs} runs cannot be divided over {self.size} processes; each needs at least one.")
         few, more = divmod(self.runs, self.size)

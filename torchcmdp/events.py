@@ -30,12 +30,29 @@ HALF_WIDTH = "/ci95"
 # The ends of a band are tags of their own, gathered under a heading that sorts last, so as not to crowd out what people look at.
 BAND = "~bands/{tag}/{end}"
 
-HPARAM_METRICS = ("Regret/cumulative", "Violation/cumulative", "Violation/positive")
+# TensorBoard sorts headings by their letters; these are to come first, and so they have a number there.
+FIRST = ("Regret", "Violation")
+
+HPARAM_METRICS = ("Regret/cumulative", "Violation/cumulative", "Violation/positive", "Violation/unsafe_share", "Metrics/EpRet")
+
+# The charts of the Custom Scalars tab that come first, in this order; others with a band follow.
+CHARTS = {
+    "Regret/cumulative": "regret",
+    "Violation/cumulative": "violation",
+    "Violation/positive": "positive violation",
+    "Metrics/EpRet": "reward an episode",
+}
+
+
+def shown(tag: str) -> str:
+    """A tag as TensorBoard has it: "1 Regret/cumulative", "2 Violation/positive", "Metrics/EpRet"."""
+    group = tag.partition("/")[0]
+    return f"{FIRST.index(group) + 1} {tag}" if group in FIRST else tag
 
 
 def band_tags(tag: str) -> tuple[str, str, str]:
-    """The mean, the lower and the upper end of the 95% band of one metric."""
-    return tag, BAND.format(tag=tag, end="low"), BAND.format(tag=tag, end="high")
+    """The mean, the lower and the upper end of the 95% band of one metric, as TensorBoard has them."""
+    return shown(tag), BAND.format(tag=tag, end="low"), BAND.format(tag=tag, end="high")
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -74,15 +91,24 @@ class RunWriter:
         """Put the settings in the HParams tab and one margin chart a metric in the Custom Scalars tab."""
         from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-        experiment, start, _ = hparams(_hyperparameters(config), dict.fromkeys(HPARAM_METRICS, 0.0))
+        experiment, start, _ = hparams(_hyperparameters(config), dict.fromkeys(map(shown, HPARAM_METRICS), 0.0))
         # SummaryWriter.add_hparams would open a sub-run of its own, named after the clock
         self._event(summary=experiment)
         self._event(summary=start)
-        charts: dict[str, dict[str, list[Any]]] = {}
-        for tag in banded:
-            group = tag.partition("/")[0]
-            charts.setdefault(group, {})[f"{tag}, mean and 95% band"] = ["Margin", list(band_tags(tag))]
+        titles = {tag: title for tag, title in CHARTS.items() if tag in banded} | {tag: tag for tag in banded if tag not in CHARTS}
+        charts: dict[str, dict[str, list[Any]]] = {"Mean and 95% band": {}}
+        for tag, title in reversed(titles.items()):  # TensorBoard shows the last of a category first
+            group = "Mean and 95% band" if tag in CHARTS else "More"
+            charts.setdefault(group, {})[title] = ["Margin", list(band_tags(tag))]
         self._event(summary=custom_scalars(charts))
+        self.texts({"Configuration": settings_table(config)})
+
+    def texts(self, texts: Mapping[str, str]) -> None:
+        """Put Markdown in the Text tab, by title."""
+        from torch.utils.tensorboard.summary import text
+
+        for title, words in texts.items():
+            self._event(step=0, summary=text(title, words))
 
     def add(self, episode: int, row: Mapping[str, float]) -> None:
         """Take in one logging point: a scalar for each tag, and the ends of the band for each tag with a half-width."""
@@ -92,7 +118,7 @@ class RunWriter:
         for tag, value in row.items():
             if tag == WALL_TIME or tag.endswith(HALF_WIDTH):
                 continue
-            scalars[tag] = value
+            scalars[shown(tag)] = value
             half = row.get(tag + HALF_WIDTH)
             if half is not None:
                 half = half if math.isfinite(half) else 0.0  # a single run has no band
@@ -149,6 +175,12 @@ def _hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float 
     learner, rest = config.get("learner", {}), {key: value for key, value in config.items() if key != "learner"}
     numbers = {name: value for name, value in flatten(rest).items() if isinstance(value, int | float)}
     return {name: _hparam(value) for name, value in (numbers | flatten(learner)).items() if value is not None}
+
+
+def settings_table(config: Mapping[str, Any]) -> str:
+    """All settings as a Markdown table."""
+    rows = [f"| {name} | `{json.dumps(value)}` |" for name, value in flatten(config).items()]
+    return "\n".join(["| setting | value |", "|---|---|", *rows])
 
 
 def _hparam(value: Any) -> bool | int | float | str:

@@ -22,7 +22,7 @@ from torchcmdp.identity import digest, untold
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMAT = 5
+FORMAT = 6
 CURVES_FILE = "curves.npz"
 ADVICE = "take another folder (--name), or start over with fresh=True (--fresh)"
 

@@ -36,6 +36,11 @@ def config_of(thing: Any) -> dict[str, Any]:
     return {**own, "attributes": attributes} if attributes else own
 
 
+def attributes_of(thing: Any) -> dict[str, Any]:
+    """By name the values of all attributes of a thing whose class is not this package's, as `config_of` records them."""
+    return {} if _ours(type(thing)) else _attributes(thing)
+
+
 def untold(config: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """By name the entries of a recorded configuration that cannot be compared, and what they are."""
     for key, value in config.items():
@@ -141,8 +146,10 @@ def _told(value: Any, above: tuple[int, ...] = ()) -> Any:
 
 
 def _object(value: Any, inside: tuple[int, ...]) -> Any:
-    """An object by its `config()`, a record by its fields, a module by its attributes; any other is not told."""
+    """An object by its `config()`, a record by its fields, a module by its attributes, an optimiser by its state; else not told."""
     name = type(value).__name__
+    if isinstance(value, torch.optim.Optimizer):
+        return {"name": name, "state": digest(value.state_dict())}
     if isinstance(value, type) or not (is_dataclass(value) or isinstance(value, nn.Module) or hasattr(value, "config")):
         return f"a {name}, {UNTOLD}"
     if callable(getattr(value, "config", None)):

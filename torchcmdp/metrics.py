@@ -11,24 +11,35 @@ from torch import Tensor
 from torchcmdp.comparators import Comparators, check_entry, stacked
 from torchcmdp.errors import InvalidInput, brief, check_delta, check_tensor
 from torchcmdp.kernels.engine import engine
+from torchcmdp.kernels.limits import UNSAFE_ABOVE
 from torchcmdp.kernels.memory import compact, room
 from torchcmdp.occupancy import expected_value, pair_occupancy_of
 from torchcmdp.planning import alpha_of
 from torchcmdp.protocols import Axes, EnvironmentLike
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
+from torchcmdp.units import Units
 
-__all__ = ["Curves", "Tracker", "episode_regret", "growth_exponent", "mean_and_interval", "worst_constraint"]
+__all__ = [
+    "Curves",
+    "Tracker",
+    "episode_regret",
+    "growth_exponent",
+    "in_units",
+    "is_unsafe",
+    "mean_and_interval",
+    "worst_constraint",
+]
 
 # What is summed up over the episodes, one number a run and one for each constraint.
-SUMS = ("regret", "reward", "comparator_reward", "realised_reward")
+SUMS = ("regret", "reward", "comparator_reward", "realised_reward", "unsafe")
 SUMS_BY_CONSTRAINT = ("violation", "positive_violation", "realised_cost")
 
 # What `Curves.curves` returns beside rho and alpha.
 CURVES = (
     *("regret", "anytime_regret", "alpha_regret", "violation", "positive_violation", "violation_by_constraint"),
     *("positive_violation_by_constraint", "comparator_reward", "best_reward", "episode_return", "episode_cost"),
-    "realised_violation",
+    *("realised_violation", "realised_violation_by_constraint", "unsafe_share"),
 )
 
 
@@ -39,6 +50,11 @@ def episode_regret(rewards: Tensor, comparator: Tensor, occupancy: Tensor) -> Te
         rewards, comparator, occupancy: `(... x L x S x A)`; batch shapes broadcast.
     """
     return expected_value(rewards, comparator - occupancy)
+
+
+def is_unsafe(costs: Tensor) -> Tensor:
+    """Whether the cost of some constraint, `(... x m)`, exceeds zero by more than rounding, 1e-9: `(...)`."""
+    return (costs > UNSAFE_ABOVE).any(-1)
 
 
 def worst_constraint(sums: Tensor) -> Tensor:
@@ -120,6 +136,7 @@ class Curves:
 
     def __init__(self, env: EnvironmentLike, comparators: Comparators) -> None:
         self._comparators, self.updates = comparators, 0
+        self._units: Units | None = getattr(getattr(env, "cmdp", None), "units", None)
         self._columns: dict[str, int | slice] = {name: j for j, name in enumerate(SUMS)}
         end = len(SUMS)
         for name in SUMS_BY_CONSTRAINT:
@@ -149,8 +166,15 @@ class Curves:
         self._comparators.record(self.updates)
 
     def curves(self) -> dict[str, Tensor]:
-        """All that `run` keeps, by the names below: rho and alpha, `(runs,)`, and the curves."""
-        return {"rho": self.rho, "alpha": self.alpha, **{name: getattr(self, name) for name in CURVES}}
+        """All that `run` keeps, by the names below: rho and alpha, `(runs,)`, and the curves, in the user's units.
+
+        The properties of this class, rho and alpha are in the normal form of the CMDP.
+        """
+        found = {"rho": self.rho, "alpha": self.alpha, **{name: getattr(self, name) for name in CURVES}}
+        if self._units is None:
+            return found
+        counts = torch.tensor(self._counts[self._first :], dtype=torch.float64, device=self._sums.device)
+        return in_units(found, self._units, counts)
 
     def newest(self) -> dict[str, Tensor]:
         """The same at the last point alone, `(runs [x m])` each; its cost does not grow with the number of points."""
@@ -224,9 +248,20 @@ class Curves:
         return worst_constraint(self.realised_cost)
 
     @property
+    def realised_violation_by_constraint(self) -> Tensor:
+        """The costs met along the paths walked, `(runs x points x m)`; `realised_cost` by the name that results have for it."""
+        return self.realised_cost  # type: ignore[no-any-return]
+
+    @property
     def positive_violation(self) -> Tensor:
         """The largest over the constraints of the sum of [<g_t, q_t>]^+, `(runs x points)`."""
         return worst_constraint(self.positive_violation_by_constraint)
+
+    @property
+    def unsafe_share(self) -> Tensor:
+        """Share of the episodes so far in which <g_t, q_t> was above zero for some constraint, `(runs x points)`."""
+        counts = torch.tensor(self._counts[self._first :], dtype=torch.float64, device=self._sums.device)
+        return self._sum("unsafe") / counts
 
     @property
     def episode_return(self) -> Tensor:
@@ -282,6 +317,29 @@ class Curves:
         return sums.diff(dim=1) / (episodes if name in SUMS else episodes[:, None])
 
 
+def in_units(curves: Mapping[str, Tensor], units: Units, counts: Tensor) -> dict[str, Tensor]:
+    """Curves in normal form, by the names of `CURVES`, as the user's units have them.
+
+    Args:
+        curves: `(runs x points [x m])`; rho and alpha stay what they are.
+        units: Of one CMDP for all runs, or of one a run.
+        counts: Episodes up to each point, `(points,)`.
+    """
+    scale, offset = (each.reshape(-1, 1) for each in (units.reward_scale, units.reward_offset))
+    cost_scale, budget = (each.reshape(-1, 1, each.shape[-1]) for each in (units.cost_scale, units.budget))
+    shown = dict(curves)
+    for name in ("regret", "anytime_regret", "alpha_regret"):
+        shown[name] = curves[name] * scale
+    for name in ("comparator_reward", "best_reward"):
+        shown[name] = curves[name] * scale + counts * offset
+    shown["episode_return"] = curves["episode_return"] * scale + offset
+    shown["episode_cost"] = budget + units.sign * cost_scale * curves["episode_cost"]
+    for name in ("violation", "positive_violation", "realised_violation"):
+        shown[f"{name}_by_constraint"] = curves[f"{name}_by_constraint"] * cost_scale
+        shown[name] = worst_constraint(shown[f"{name}_by_constraint"])
+    return shown
+
+
 class Tracker(Curves):
     """Sums up regret and violations of the policies played in a simulator, and keeps them at chosen episodes.
 
@@ -309,7 +367,7 @@ class Tracker(Curves):
         if engine() != "torch" and _flattenable(policy, env.cmdp.transitions, env.reward_values, env.cost_values, *seen):
             self._update_compiled(policy, seen)
             return
-        occupancy = pair_occupancy_of(policy.detach().to(env.dtype), env.cmdp.transitions)
+        occupancy = pair_occupancy_of(policy.detach().to(env.dtype), env.cmdp.transitions, env.layout)
         rewards, comparator = env.reward_values, self._comparators.safe
         violation = expected_value(env.cost_values, occupancy.unsqueeze(-4)).expand(runs, -1)
         self._add(
@@ -319,6 +377,7 @@ class Tracker(Curves):
                 "reward": expected_value(rewards, occupancy).expand(runs),
                 "comparator_reward": expected_value(rewards, comparator).expand(runs),
                 "realised_reward": self._sums.new_zeros(runs) if trajectory is None else trajectory.rewards.sum(1),
+                "unsafe": is_unsafe(violation),
                 "violation": violation,
                 "positive_violation": violation.clamp_min(0),
                 "realised_cost": torch.zeros_like(violation) if trajectory is None else trajectory.costs.sum(1),

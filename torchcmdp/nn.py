@@ -7,18 +7,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.errors import InvalidInput, whole_number
+from torchcmdp.errors import InvalidInput, check_kind, number, whole_number
 from torchcmdp.layout import Layout
-from torchcmdp.occupancy import occupancy_of, policy_of, uniform_occupancy
+from torchcmdp.occupancy import occupancy_of, policy_of, softmax_policy, uniform_occupancy
 from torchcmdp.projection import ProjectionSolver, project, projection_solver
 from torchcmdp.safe_set import SafeSet
+from torchcmdp.units import budgets_of
+
+__all__ = ["SafeOccupancy", "SafeOutput"]
 
 
 class SafeOutput(NamedTuple):
     """What `SafeOccupancy` returns.
 
     Attributes:
-        occupancy: The safe occupancy, `(... x L x S x A x S)`.
+        occupancy: The safe occupancy, `(... x L x S x A x K)`.
         policy: Its policy, `(... x L x S x A)`.
         multipliers: Safety multipliers, `(... x m)`: positive where a constraint binds. Not differentiable.
         status: A `Status`, `(...)` int8: elastic says that no occupancy is safe and this one is the least unsafe.
@@ -41,12 +44,13 @@ class SafeOccupancy(nn.Module):
     Args:
         layout: Layer widths and actions.
         constraints: m.
-        transitions: Known transitions, `(... x L x S x A x S)`.
-        lower, upper: Or intervals that hold them, `(... x L x S x A x S)` each; then `transitions` serve the reference alone.
+        transitions: Known transitions, `(... x L x S x A x K)`.
+        lower, upper: Or intervals that hold them, `(... x L x S x A x K)` each; then `transitions` serve the reference alone.
         costs: `(... x m x L x S x A)`.
         eta: Step size: a number, or a tensor of the batch shape.
-        solver: "newton", "cvxpy", or a solver with settings. Safety multipliers grow with eta; where it is large, a larger
-            `multiplier_cap` than the default of 200 keeps a costly constraint from being read as an impossible one.
+        budget: What each cost may sum to over an episode in expectation, one for all or one each; zero by default.
+        solver: "newton", "cvxpy", or a solver with settings. `multiplier_cap` is the penalty where no occupancy is safe; "newton"
+            goes beyond it where one is, however costly.
     """
 
     transitions: Tensor | None
@@ -54,6 +58,7 @@ class SafeOccupancy(nn.Module):
     upper: Tensor | None
     costs: Tensor | None
     eta: Tensor
+    budget: Tensor | None
 
     def __init__(
         self,
@@ -65,17 +70,18 @@ class SafeOccupancy(nn.Module):
         upper: Tensor | None = None,
         costs: Tensor | None = None,
         eta: Tensor | float = 1.0,
+        budget: object = None,
         solver: str | ProjectionSolver = "newton",
     ) -> None:
         super().__init__()
+        check_kind("layout", layout, Layout, "a Layout")
         self.layout = layout
         self.constraints = whole_number("constraints", constraints, least=0)
+        self.register_buffer("budget", None if budget is None else budgets_of(budget, self.constraints))
         self.solver = projection_solver(solver)
         tensors = {"transitions": transitions, "lower": lower, "upper": upper, "costs": costs}
-        for name, tensor in {
-            **tensors,
-            "eta": torch.as_tensor(eta, dtype=None if isinstance(eta, Tensor) else torch.float64),
-        }.items():
+        step = eta if isinstance(eta, Tensor) else torch.tensor(number("eta", eta), dtype=torch.float64)
+        for name, tensor in {**tensors, "eta": step}.items():
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(name, tensor)
             else:
@@ -104,7 +110,7 @@ class SafeOccupancy(nn.Module):
             loss: `(... x L x S x A)`; zero by default.
             costs: `(... x m x L x S x A)`.
             logits: Of the policy to stay near to, `(... x L x S x A)`.
-            reference: Or the occupancy to stay near to, `(... x L x S x A x S)`. Without either, that of the uniform policy.
+            reference: Or the occupancy to stay near to, `(... x L x S x A x K)`. Without either, that of the uniform policy.
             transitions, lower, upper, eta: As in the constructor.
         """
         if loss is None and logits is None and reference is None:
@@ -133,7 +139,10 @@ class SafeOccupancy(nn.Module):
             raise InvalidInput(
                 f"costs has shape {tuple(costs.shape)}; expected (... x m x L x S x A) with m = {self.constraints} constraints."
             )
-        return costs
+        if self.budget is None:
+            return costs
+        share = (self.budget.to(costs) / self.layout.layers)[:, None, None, None]  # an episode has one pair in every layer
+        return (costs - share) * self.layout.pair_mask(costs.device)
 
     def _intervals(self, transitions: Tensor | None, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Tensor]:
         """Those of the call, else the layer's own, else the transitions as intervals of no width."""
@@ -166,5 +175,4 @@ class SafeOccupancy(nn.Module):
         if transitions is None:
             raise InvalidInput("SafeOccupancy needs transitions to know the occupancy of logits; it was made with intervals alone.")
         self.layout.check_shape("logits", logits, kind="pair")
-        policy = logits.softmax(-1) * self.layout.pair_mask(logits.device)
-        return occupancy_of(policy.to(transitions), transitions)
+        return occupancy_of(softmax_policy(logits, self.layout).to(transitions), transitions, self.layout)

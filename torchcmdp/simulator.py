@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, check_kind, check_memory, whole_number
 from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import compact, room
 from torchcmdp.layout import Layout
-from torchcmdp.occupancy import checked_policy
+from torchcmdp.learners.compiled import check_failures
+from torchcmdp.occupancy import checked_policy, shaped_policy
 from torchcmdp.processes import Fixed, check_keys
 from torchcmdp.processes.compiled import episodes_left, is_packable, pack, unpack
 from torchcmdp.protocols import Axes, ProcessLike
@@ -58,6 +59,8 @@ class Simulator:
         first_run: int = 0,
         distinct_runs: int | None = None,
     ) -> None:
+        check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP, such as random_cmdp() gives")
+        runs = whole_number("runs", runs, least=1)
         if costs is None:
             if cmdp.constraints:
                 raise InvalidInput(
@@ -70,13 +73,14 @@ class Simulator:
                 f"The CMDP has batch shape {tuple(cmdp.batch_shape)}; it must be a single one or one for each of the {runs} runs."
             )
         self.cmdp, self.rewards, self.costs = cmdp, _process("rewards", rewards), _process("costs", costs)
+        layers, states, actions = cmdp.layout.pair_shape
+        check_memory(f"{runs:,} runs", runs * layers * (states * actions + 3 + cmdp.constraints))
         self.streams = RunStreams(seed, runs, first_run, cmdp.device, distinct_runs)
         self.runs, self.seed, self.first_run = self.streams.runs, self.streams.seed, self.streams.first_run
-        self.distinct_runs = distinct_runs
+        self.distinct_runs = self.streams.distinct
         self.episode = 0
         self._check_values()
-        layers, states, actions, _ = cmdp.layout.transition_shape
-        self._successors = thresholds(cmdp.transitions).reshape(-1, states)
+        self._successors = thresholds(cmdp.transitions).reshape(-1, cmdp.layout.slots)
         # where each state lies in a flat (L x S) table, and in a flat (runs x L x S) one
         place = torch.arange(layers * states, device=self.device).view(layers, states)
         own_place = place + torch.arange(self.runs, device=self.device)[:, None, None] * place.numel()
@@ -123,10 +127,11 @@ class Simulator:
             policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs; an array will do.
         """
         shape = self.cmdp.layout.pair_shape
-        policy = checked_policy(policy, self.cmdp.layout, self.runs)
-        policy = policy.detach().expand(self.runs, *shape)
-        if engine() != "torch" and policy.dtype == torch.float64 and self.is_packable:
-            return self._rollout_compiled(policy)
+        policy = shaped_policy(policy, self.cmdp.layout, self.runs)
+        self.watch(policy)
+        if engine() != "torch" and policy.dtype == torch.float64 and policy.device == self.device and self.is_packable:
+            return self._rollout_compiled(policy.detach().expand(self.runs, *shape))
+        policy = checked_policy(policy, self.cmdp.layout, self.runs).detach().expand(self.runs, *shape)
         uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
         states, actions, next_states = self._play(policy, uniforms)
         pairs = (self._first_place + states) * shape[2] + actions
@@ -138,6 +143,12 @@ class Simulator:
         self.episode += 1
         return Trajectory(states, actions, next_states, rewards, costs)
 
+    def watch(self, policy: Tensor) -> None:
+        """Called with the policy before every episode, and before a block of them: for a subclass that keeps something.
+
+        A subclass that changes nothing else says `plays_in_blocks = True`, and is then played in compiled blocks.
+        """
+
     def _play(self, policy: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """States, actions and successors, `(runs x L)` each."""
         # the action that would be taken in every state, all layers at once: then each layer only has to look it up
@@ -147,7 +158,7 @@ class Simulator:
         states = [state]
         for place, uniform in zip(self._first_own_place, uniforms[..., NEXT_STATE, None].unbind(1), strict=True):
             row = rows.index_select(0, place + state)
-            state = draw(self._successors.index_select(0, row), uniform)
+            state = self.layout.state_at(row, draw(self._successors.index_select(0, row), uniform))
             states.append(state)
         visited = torch.stack(states, dim=1)
         states_played = visited[:, :-1]
@@ -203,6 +214,9 @@ class Simulator:
             rollout_range(start, stop, geometry, world, flat, walk, failed.numpy(), stage)
 
         over_batch(piece, self.runs, len(geometry.successor))
+        if failed.any():
+            checked_policy(policy, layout)  # which has better words for it
+            check_failures(failed.numpy())
         self.unpack(world, 1)
         return Trajectory(*numbers, *feedback)
 
@@ -225,8 +239,7 @@ class Simulator:
     def config(self) -> dict[str, Any]:
         """What defines the episodes, ready for JSON."""
         return {
-            "widths": list(self.cmdp.layout.widths),
-            "actions": self.cmdp.layout.actions,
+            **self.cmdp.layout.config(),
             "constraints": self.cmdp.constraints,
             "cmdp": [fingerprint(tensor) for tensor in (self.cmdp.transitions, self.cmdp.rewards, self.cmdp.costs)],
             "rewards": config_of(self.rewards),
@@ -236,6 +249,7 @@ class Simulator:
             "first_run": self.first_run,
             "distinct_runs": self.distinct_runs,
             "dtype": str(self.dtype).removeprefix("torch."),
+            **({} if self.cmdp.units is None else {"units": self.cmdp.units.config()}),
         }
 
 

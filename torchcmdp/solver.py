@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -73,10 +74,17 @@ class IterativeSolver(Solver[Answer]):
         return self.backend != "torch" and self.fixed_iterations is None and device.type == "cpu"
 
 
+@lru_cache(maxsize=16)
+def _with_defaults(kind: type[Family]) -> Family:
+    solver: Family = kind()
+    return solver
+
+
 def resolve(solver: str | Family, family: type[Family], known: Mapping[str, type[Family]]) -> Family:
     """The solver that is meant: one of the family itself, or the one of that name with its default settings."""
     if isinstance(solver, str):
-        return known[choice("solver", solver, tuple(known))]()
+        found: Family = _with_defaults(known[choice("solver", solver, tuple(known))])
+        return found
     if not isinstance(solver, family):
         names = ", ".join(map(repr, known))
         raise InvalidInput(f"solver is {brief(solver)}; it must be {names} or an instance of {family.__name__}.")

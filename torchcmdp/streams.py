@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, whole_number
 
 ACTION, NEXT_STATE, REWARD, COST = 0, 1, 2, 3  # the purpose of a number; constraint i uses COST + i
 
@@ -69,15 +69,13 @@ class RunStreams:
     def __init__(
         self, seed: int, runs: int, first_run: int = 0, device: torch.device | str | None = None, distinct: int | None = None
     ) -> None:
-        if not 0 <= seed < _WORD:
+        self.seed, self.runs = whole_number("seed", seed, least=0), whole_number("runs", runs, least=1)
+        self.first_run = whole_number("first_run", first_run, least=0)
+        self.distinct = None if distinct is None else whole_number("distinct", distinct, least=1)
+        if self.seed >= _WORD:
             raise InvalidInput(f"seed is {seed}; it must be an integer with 0 <= seed < 2**32.")
-        if runs < 1:
-            raise InvalidInput(f"runs is {runs}; at least one run is needed.")
-        if first_run < 0 or first_run + runs > _WORD:
+        if self.first_run + self.runs > _WORD:
             raise InvalidInput(f"first_run is {first_run} with {runs} runs; run indices must lie in [0, 2**32).")
-        if distinct is not None and distinct < 1:
-            raise InvalidInput(f"distinct is {distinct}; there must be at least one run with numbers of its own.")
-        self.seed, self.runs, self.first_run, self.distinct = int(seed), int(runs), int(first_run), distinct
         self.device = torch.device(device or "cpu")
         self._block: Tensor | None = None
         self._block_key: tuple[int, int, int] | None = None
@@ -112,16 +110,16 @@ class RunStreams:
         return uniform_at(self.seed, run, episode, torch.arange(layers, device=self.device), constraints)
 
 
-def uniform_at(seed: int, run: Tensor, episode: Tensor, layer: Tensor, constraints: int) -> Tensor:
+def uniform_at(seed: int | Tensor, run: Tensor, episode: Tensor, layer: Tensor, constraints: int) -> Tensor:
     """The numbers of single steps, each of any run, episode and layer: `(... x (3 + m))`, as `RunStreams.uniform` has them.
 
     Args:
-        seed: In [0, 2^32).
-        run, episode, layer: int64, `(...)`; they broadcast.
+        seed: In [0, 2^32); one for all, or int64 `(...)`.
+        run, episode, layer: int64, `(...)`; they all broadcast.
         constraints: m.
     """
     purposes = torch.arange(COST + constraints, device=layer.device) * _SLOTS_PER_PURPOSE
-    key = torch.full((1,), seed, dtype=torch.int64, device=layer.device)
+    key = seed.unsqueeze(-1) if isinstance(seed, Tensor) else torch.full((1,), seed, dtype=torch.int64, device=layer.device)
     high, low = threefry2x32((key, run.unsqueeze(-1)), (episode.unsqueeze(-1), layer.unsqueeze(-1) + purposes))
     bits = high.bitwise_right_shift_(5).mul_(2**26).add_(low.bitwise_right_shift_(6))
     return bits.to(torch.float64).mul_(2.0**-53)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
+from torchcmdp.errors import check_callable, check_dtype, check_kind, check_tensor, choice, not_negative, switch, whole_number
 from torchcmdp.instances import random_cmdp
 from torchcmdp.layout import Layout
 from torchcmdp.processes import Bernoulli
@@ -56,7 +57,10 @@ def check_learner(
         tolerance: By how much a run's policy may depend on its batch: a solver stops earlier or later by its company.
         meta: As `make`, for a learner whose episodes read no value: they are played on the meta device, which has none.
     """
-    cmdp = (_default_cmdp() if cmdp is None else cmdp).to(dtype=dtypes[0])
+    cmdp = _asked(make, cmdp, episodes, dtypes)
+    not_negative("tolerance", tolerance)
+    if meta is not None:
+        check_callable("meta", meta, "None, or a function as make is")
     for dtype in dtypes:
         _check_playing(make, cmdp.to(dtype=dtype), episodes)
     seen = _play(_learner(make, cmdp, RUNS), _simulator(cmdp, RUNS), episodes)
@@ -88,7 +92,9 @@ def check_process(
         dtypes: The floating-point types that it supports; most is checked in the first.
         meta: Whether its episodes read no value, so that they can be played on the meta device.
     """
-    cmdp = (_default_cmdp() if cmdp is None else cmdp).to(dtype=dtypes[0])
+    cmdp = _asked(make, cmdp, episodes, dtypes)
+    choice("kind", kind, ("rewards", "costs"))
+    switch("meta", meta)
     policies = [_random_policy(cmdp.layout, RUNS, seed) for seed in range(episodes)]
     for dtype in dtypes:
         process = make(cmdp.to(dtype=dtype), RUNS)
@@ -125,16 +131,23 @@ def check_environment(make: Callable[[int], Any], *, episodes: int = 4, meta: Ca
         episodes: How many are played.
         meta: As `make`, for an environment on the meta device, which has no values to read.
     """
+    _asked(make, None, episodes)
+    if meta is not None:
+        check_callable("meta", meta, "None, or a function as make is")
     env = make(RUNS)
     layout: Layout = env.layout
     policies = [_random_policy(layout, RUNS, seed).to(env.device, env.dtype) for seed in range(episodes)]
     seen = [env.rollout(policy) for policy in policies]
     for trajectory in seen:
         _check_trajectory(env, trajectory)
-    certain = torch.zeros_like(policies[0][0])
-    certain[..., layout.actions - 1] = 1
-    plays = env.rollout(certain * layout.pair_mask(env.device)).actions
-    _hold((plays == layout.actions - 1).all(), env, "played an action of probability zero")
+    last = layout.pair_mask(env.device).cumsum(-1).argmax(-1)  # the last action that a state has
+    certain = torch.nn.functional.one_hot(last, layout.actions).to(policies[0]) * layout.pair_mask(env.device)
+    played = env.rollout(certain)
+    _hold(
+        (played.actions == last[torch.arange(layout.layers, device=env.device), played.states]).all(),
+        env,
+        "played an action of probability zero",
+    )
     again, few, stirred = make(RUNS), make(RUNS - 1), make(RUNS)
     for policy, trajectory in zip(policies, seen, strict=True):
         _hold(_equal(again.rollout(policy), trajectory), env, "gave other episodes when it was made again")
@@ -165,7 +178,11 @@ def check_policy(
     of: object = "a learner",
 ) -> None:
     """Probabilities `(runs x L x S x A)`: not negative, rows that sum to one up to the tolerance, zero in the padding."""
-    shape = (runs, *layout.pair_shape)
+    check_tensor("policy", policy)
+    check_kind("layout", layout, Layout, "a Layout")
+    check_dtype(dtype)
+    not_negative("tolerance", tolerance)
+    shape = (whole_number("runs", runs, least=1), *layout.pair_shape)
     _hold(tuple(policy.shape) == shape, of, f"has a policy of shape {tuple(policy.shape)}; expected (runs x L x S x A) = {shape}")
     _hold(policy.dtype == dtype, of, f"has a policy of {policy.dtype}; expected {dtype}")
     _hold((policy >= 0).all(), of, "has a policy with a negative entry or NaN")
@@ -302,6 +319,19 @@ def _hold(holds: Any, subject: object, sentence: str) -> None:
         raise AssertionError(f"{name} {sentence}.")
 
 
+def _asked(make: object, cmdp: LayeredCMDP | None, episodes: int, dtypes: Sequence[torch.dtype] = (torch.float64,)) -> LayeredCMDP:
+    """What is played, in the first of the types; refused if the check is not asked for in the way it is written."""
+    check_callable("make", make, "a function that makes what is checked")
+    whole_number("episodes", episodes, least=2)
+    check_kind("dtypes", dtypes, list | tuple, "a list of floating-point types")
+    check_kind("dtypes", dtypes or None, list | tuple, "a list of at least one floating-point type")
+    for dtype in dtypes:
+        check_dtype(dtype)
+    cmdp = _default_cmdp() if cmdp is None else cmdp
+    check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP, such as random_cmdp() gives")
+    return cmdp.to(dtype=dtypes[0])
+
+
 def _default_cmdp() -> LayeredCMDP:
     return random_cmdp((1, 3, 2, 4, 1), actions=3, constraints=2, seed=3)
 
@@ -325,6 +355,7 @@ def _play(learner: Any, env: Simulator, episodes: int) -> list[Trajectory]:
 
 def _random_policy(layout: Layout, runs: int, seed: int) -> Tensor:
     weights = torch.rand(runs, *layout.pair_shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
+    weights = torch.where(layout.pair_mask() | ~layout.state_mask()[..., None], weights, 0.0)
     return weights / weights.sum(-1, keepdim=True) * layout.pair_mask()
 
 

@@ -1,4 +1,4 @@
-"""Our CMDPs inside other people's code, and their environments inside ours: `gymnasium`, `torchrl` and `tabular`.
+"""Our CMDPs inside other people's code, and their environments inside ours: `gymnasium`, `sb3`, `torchrl`, `omnisafe`, `tabular`.
 
 Each adapter needs a package that the core does not, and is imported when it is first used.
 """
@@ -8,23 +8,11 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from torchcmdp.errors import TorchCMDPError
+from torchcmdp.errors import MissingExtra, require
 
-_ADAPTERS = ("gymnasium", "tabular", "torchrl")
+__all__ = ["MissingExtra", "require"]
 
-
-class MissingExtra(TorchCMDPError, ImportError):
-    """An adapter's package is not installed."""
-
-
-def require(package: str, extra: str) -> ModuleType:
-    """The package, or one sentence that says how to install it."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != package:  # the package is there, and broken in its own way
-            raise
-        raise MissingExtra(f"this adapter needs the package {package}: pip install 'torchcmdp[{extra}]' installs it.") from error
+_ADAPTERS = ("gymnasium", "omnisafe", "sb3", "tabular", "torchrl")
 
 
 def __getattr__(name: str) -> ModuleType:

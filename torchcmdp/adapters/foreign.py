@@ -15,7 +15,7 @@ from torchcmdp.adapters.tabular import Cost, Move, budgets_of
 from torchcmdp.comparators import Comparators
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.metrics import Curves
+from torchcmdp.metrics import Curves, is_unsafe
 from torchcmdp.processes import check_keys
 from torchcmdp.protocols import EnvironmentLike
 from torchcmdp.sampling import thresholds
@@ -211,8 +211,7 @@ class GymnasiumSimulator:
         """What defines the episodes, ready for JSON."""
         return {
             "environment": str(self.envs[0]),
-            "widths": list(self.layout.widths),
-            "actions": self.layout.actions,
+            **self.layout.config(),
             "constraints": self.constraints,
             "runs": self.runs,
             "seed": self.seed,
@@ -223,7 +222,8 @@ class GymnasiumSimulator:
 class RealisedTracker(Curves):
     """A tracker for environments of which neither transitions nor means are known: all sums are those of the paths walked.
 
-    The regret, rho and alpha are NaN. The positive violation sums the positive parts of realised costs, whose noise only ever adds.
+    The regret, rho and alpha are NaN. The positive violation sums the positive parts of realised costs, whose noise only ever adds,
+    and an episode is unsafe where a realised cost is positive.
 
     Args:
         env: What is played in.
@@ -243,7 +243,13 @@ class RealisedTracker(Curves):
             raise InvalidInput("the policies' means are unknown in this environment; pass the trajectory.")
         reward, costs = trajectory.rewards.sum(1), trajectory.costs.sum(1)
         unknown = torch.full_like(reward, torch.nan)
-        rewards = {"regret": unknown, "reward": reward, "comparator_reward": unknown, "realised_reward": reward}
+        rewards = {
+            "regret": unknown,
+            "reward": reward,
+            "comparator_reward": unknown,
+            "realised_reward": reward,
+            "unsafe": is_unsafe(costs),
+        }
         self._add({**rewards, "violation": costs, "positive_violation": costs.clamp_min(0), "realised_cost": costs})
 
 

@@ -6,111 +6,53 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from torchcmdp.adapters import require
 from torchcmdp.adapters.foreign import GymnasiumSimulator, Layered, RealisedTracker
-from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, Steps, check_constraint, cost_of
+from torchcmdp.adapters.paths import Path, Paths
+from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, check_constraint
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.errors import InvalidInput, brief, choice
 from torchcmdp.instances import random_cmdp, two_path_cmdp
+from torchcmdp.layout import Layout
 from torchcmdp.processes import Bernoulli, Process
-from torchcmdp.streams import RunStreams
 
 require("gymnasium", "gym")
 
 import gymnasium as gym  # noqa: E402
+from gymnasium.vector import AutoresetMode  # noqa: E402
 
 __all__ = ["CMDPEnv", "CMDPVectorEnv", "GymnasiumSimulator", "Layered", "RealisedTracker"]
-
-
-class _Episodes:
-    """The episode under way in every run of a batch: all runs begin and end together, since all episodes have L steps."""
-
-    def __init__(
-        self,
-        cmdp: LayeredCMDP,
-        rewards: Process | None,
-        costs: Process | None,
-        runs: int,
-        observation: str,
-        constraint: int | None,
-    ) -> None:
-        check_constraint(cmdp, constraint)
-        self.steps = Steps(cmdp, rewards, costs, runs)
-        self.constraint = constraint
-        self.one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
-        self.index = LayeredIndex(cmdp.layout, cmdp.device)
-        self.streams: RunStreams | None = None
-        self.episode, self.over = 0, True
-        self._states: list[Tensor] = []
-        self._actions: list[Tensor] = []
-
-    @property
-    def layers(self) -> int:
-        return self.steps.layout.layers
-
-    @property
-    def observation_space(self) -> Any:
-        """Of one run."""
-        if self.one_hot:
-            return gym.spaces.Box(0.0, 1.0, (self.index.states,), np.float32)
-        return gym.spaces.Discrete(self.index.states)
-
-    def begin(self, seed: int | None) -> np.ndarray:
-        """Start the next episode, or with a seed the first one of its stream; returns the observations."""
-        if seed is not None:
-            self.streams = RunStreams(seed, self.steps.runs, device=self.steps.cmdp.device)
-            self.episode = 0
-            self.steps.restart()
-        elif self._actions:  # an episode left early counts as played, so that its random numbers are not used twice
-            self.episode += 1
-        self._states = [torch.zeros(self.steps.runs, dtype=torch.int64, device=self.steps.cmdp.device)]
-        self._actions, self.over = [], False
-        return self._observation()
-
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Observations, rewards `(runs,)` and the cost `(runs,)` and costs `(runs x m)` of one step."""
-        assert self.streams is not None
-        action = torch.as_tensor(actions, dtype=torch.int64, device=self.steps.cmdp.device)
-        uniforms = self.streams.uniform(self.episode, self.steps.cmdp.constraints, self.layers)[:, len(self._actions)]
-        layer = torch.full_like(action, len(self._actions))
-        state, reward, costs = self.steps.step(layer, self._states[-1], action, uniforms)
-        self._states.append(state)
-        self._actions.append(action)
-        self.over = len(self._actions) == self.layers
-        if self.over:
-            self.steps.advance(torch.stack(self._states[:-1], 1), torch.stack(self._actions, 1))
-        info = {"cost": cost_of(costs, self.constraint), "costs": costs}
-        return self._observation(), _array(reward), {name: _array(value) for name, value in info.items()}
-
-    def _observation(self) -> np.ndarray:
-        layer = torch.full_like(self._states[-1], len(self._actions))
-        return self.index.of(layer, self._states[-1], one_hot=self.one_hot).numpy(force=True)
 
 
 class CMDPEnv(gym.Env[Any, Any]):
     """A `gymnasium.Env` over a layered CMDP: every episode terminates after L steps.
 
     The observation is the state's number over all layers (the initial state is 0, the terminal one the last), or that number one
-    hot. `info` has "costs", one a constraint, and "cost", their sum or a chosen one of them. A policy is safe when the expected sum
-    of every cost over an episode is at most zero: costs are signed, and the limit is always zero.
+    hot. `info` has "costs", one a constraint, and "cost", a chosen one of them or the worst; the last one of an episode also has
+    their sums, "episode_costs" and "episode_cost". A policy is safe when the expected sum of every cost over an episode is at most
+    `cost_limit`, which is zero: costs are signed.
 
     `reset(seed=s)` begins the episodes that `Simulator(..., seed=s)` plays with the same actions, and returns the processes to
     their beginning; `reset()` goes on to the next episode. A process that looks at the policy is shown the actions taken in its
     place, since an environment sees no policy.
 
+    Attributes:
+        cmdp, layout, constraints: What is played.
+        cost_limit: What the expected sum of `info["cost"]` over an episode may be.
+
     Args:
         cmdp: A single CMDP.
         rewards, costs: Where feedback comes from; by default the CMDP's mean rewards and costs, without noise.
         observation: "index" or "one-hot".
-        constraint: Which constraint `info["cost"]` shows; None for the sum of all.
+        constraint: Which constraint `info["cost"]` shows; None for the largest cost of each step: if its sum keeps the limit, so do
+            all constraints.
         six_tuple: Return Safety-Gymnasium's (observation, reward, cost, terminated, truncated, info) from `step`. Gymnasium's own
             checker, which `gymnasium.make` adds, refuses that: pass it `disable_env_checker=True`.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
+    cost_limit = 0.0
 
     def __init__(
         self,
@@ -122,46 +64,71 @@ class CMDPEnv(gym.Env[Any, Any]):
         constraint: int | None = None,
         six_tuple: bool = False,
     ) -> None:
-        self._episodes = _Episodes(cmdp, rewards, costs, 1, observation, constraint)
-        self.cmdp, self.six_tuple = cmdp, six_tuple
-        self.layout, self.constraints = cmdp.layout, cmdp.constraints
-        self.observation_space = self._episodes.observation_space
+        check_constraint(cmdp, constraint)
+        self._path = Path(cmdp, rewards, costs, constraint)
+        self.cmdp, self.layout, self.constraints, self.six_tuple = cmdp, cmdp.layout, cmdp.constraints, six_tuple
+        self._one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
+        self._first, self._allowed = LayeredIndex(cmdp.layout).first.tolist(), cmdp.layout.pair_mask().numpy()
+        self.observation_space = _observations(cmdp.layout, self._one_hot)
         self.action_space = gym.spaces.Discrete(cmdp.layout.actions)
+        self._cost, self._costs = np.float64(0), np.zeros(cmdp.constraints)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Begin an episode; without a seed the next one, of a stream that is drawn the first time."""
         super().reset(seed=seed)
-        observation = self._episodes.begin(_seed(self, self._episodes, seed))
-        return self._plain(observation), {}
+        self._path.begin(int(self.np_random.integers(2**32)) if seed is None and not self._path.seeded else seed)
+        self._cost, self._costs = np.float64(0), np.zeros(self.constraints)
+        return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Any, ...]:
         """Take an action."""
-        if self._episodes.over:
+        if self._path.over:
             raise InvalidInput("the episode is over; call reset() before the next step.")
-        if not self.action_space.contains(action):
-            raise InvalidInput(f"action is {action!r}; it must be a whole number from 0 to {self.cmdp.layout.actions - 1}.")
-        observation, reward, info = self._episodes.step(np.asarray([action]))
-        costs = {"cost": float(info["cost"][0]), "costs": info["costs"][0]}
-        extra = (costs["cost"],) if self.six_tuple else ()
-        return self._plain(observation), float(reward[0]), *extra, self._episodes.over, False, costs
+        if not (isinstance(action, int | np.integer) and 0 <= action < self.layout.actions):  # the space's own check takes longer
+            raise InvalidInput(f"action is {brief(action)}; it must be a whole number from 0 to {self.layout.actions - 1}.")
+        if not self._allowed[self._path.layer, self._path.state, action]:
+            raise InvalidInput(f"action {action} does not exist in state {self._observation()}; action_masks() says which do.")
+        reward, cost, costs = self._path.step(int(action))
+        self._cost, self._costs = self._cost + cost, self._costs + costs
+        info: dict[str, Any] = {"cost": cost, "costs": costs}
+        if self._path.over:
+            info |= {"episode_cost": self._cost, "episode_costs": self._costs}
+        extra = (cost,) if self.six_tuple else ()
+        return self._observation(), reward, *extra, self._path.over, False, info
 
-    def _plain(self, observation: np.ndarray) -> Any:
-        return observation[0] if self._episodes.one_hot else int(observation[0])
+    def action_masks(self) -> np.ndarray:
+        """Which actions the current state has, `(A,)`, as `MaskablePPO` asks for them; all of them once an episode is over."""
+        return np.ones(self.layout.actions, bool) if self._path.over else self._allowed[self._path.layer, self._path.state].copy()
+
+    def _observation(self) -> Any:
+        number = self._first[self._path.layer] + self._path.state
+        if not self._one_hot:
+            return number
+        seen = np.zeros(self.layout.total_states, np.float32)
+        seen[number] = 1
+        return seen
 
 
 class CMDPVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     """Many runs of a CMDP as one `gymnasium.vector.VectorEnv`, every step one batched operation.
 
-    All episodes begin and end together. The step after the last one of an episode is a reset: its actions are ignored and its
-    rewards and costs are zero (Gymnasium's `AutoresetMode.NEXT_STEP`). Run j plays the episodes of `Simulator`'s run j.
+    `reset(seed=s)` lets run j play the episodes of `Simulator`'s run j; with a list of seeds it plays those of `CMDPEnv` with seed
+    s_j, and a None in the list leaves a run's stream as it is. `reset(options={"reset_mask": mask})` begins episodes in some of the
+    runs. All episodes have L steps, so that after a full reset they end together.
+
+    Attributes:
+        cost_limit: As in `CMDPEnv`.
 
     Args:
         cmdp: A single CMDP, or a batch of one a run.
         num_envs: How many runs.
         rewards, costs, observation, constraint, six_tuple: As in `CMDPEnv`.
+        autoreset_mode: What follows the last step of an episode. Next step: one whose actions are ignored and whose rewards and
+            costs are zero. Same step: the observation is already the next episode's, and the last one's is `info["final_obs"]`.
+            Disabled: the caller's `reset`.
     """
 
-    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+    cost_limit = 0.0
 
     def __init__(
         self,
@@ -173,46 +140,121 @@ class CMDPVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         observation: str = "index",
         constraint: int | None = None,
         six_tuple: bool = False,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        self._episodes = _Episodes(cmdp, rewards, costs, num_envs, observation, constraint)
+        check_constraint(cmdp, constraint)
+        self._paths = Paths(cmdp, rewards, costs, num_envs, constraint)
+        names = {mode.value: mode for mode in AutoresetMode} | {mode.name.lower().replace("_", "-"): mode for mode in AutoresetMode}
+        if not isinstance(autoreset_mode, AutoresetMode):
+            autoreset_mode = names[choice("autoreset_mode", autoreset_mode, tuple(names))]
+        self.autoreset_mode = autoreset_mode
+        self.metadata = {"render_modes": [], "autoreset_mode": autoreset_mode}
         self.cmdp, self.num_envs, self.six_tuple = cmdp, num_envs, six_tuple
-        self.single_observation_space = self._episodes.observation_space
+        self._one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
+        self._allowed = cmdp.layout.pair_mask().numpy()
+        self.single_observation_space = _observations(cmdp.layout, self._one_hot)
         self.single_action_space = gym.spaces.Discrete(cmdp.layout.actions)
         self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        self._cost = np.zeros(num_envs)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode in every run."""
-        super().reset(seed=seed)
-        return self._episodes.begin(_seed(self, self._episodes, seed)), {}
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode in every run, or in those of `options["reset_mask"]`."""
+        chosen = self._mask((options or {}).get("reset_mask"))
+        super().reset(seed=seed if isinstance(seed, int) else None)
+        fresh = self._seed(seed, chosen)
+        self._begin(chosen, fresh)
+        return self._paths.observation(one_hot=self._one_hot), {}
 
     def step(self, actions: Any) -> tuple[Any, ...]:
-        """Take one action in every run, or begin the next episodes."""
+        """Take one action in every run that is under way."""
         actions = np.asarray(actions)
+        moving = ~self._paths.over
+        if not self._paths.seeded.all() or (self.autoreset_mode == AutoresetMode.DISABLED and not moving.all()):
+            raise InvalidInput("an episode is over; call reset() before the next step.")
+        self._check(actions, moving)
+        reward, info = self._paths.step(actions, moving)
+        if not moving.all():  # only the next step resets by itself
+            self._begin(~moving, np.zeros_like(moving))
+        self._cost = self._cost + info["cost"]
+        ended = self._paths.over
+        shown: dict[str, Any] = {**info, **{f"_{name}": moving.copy() for name in info}}
+        if ended.any():
+            shown |= _where(ended, {"episode_cost": self._cost, "episode_costs": self._paths.sums})
+        observation = self._paths.observation(one_hot=self._one_hot)
+        if ended.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
+            finals = np.full(self.num_envs, None, dtype=object)
+            for j in ended.nonzero()[0]:
+                finals[j] = observation[j]
+            final_info = _where(ended, {**info, "episode_cost": self._cost, "episode_costs": self._paths.sums})
+            shown |= {"final_obs": finals, "_final_obs": ended, "final_info": final_info, "_final_info": ended}
+            self._begin(ended, np.zeros_like(ended))
+            observation = self._paths.observation(one_hot=self._one_hot)
+        extra = (info["cost"],) if self.six_tuple else ()
+        return observation, reward, *extra, ended, np.zeros(self.num_envs, dtype=bool), shown
+
+    def action_masks(self) -> np.ndarray:
+        """Which actions the current states have, `(num_envs x A)`; all of them in runs whose episode is over."""
+        layer, state = self._paths.layer.numpy(force=True), self._paths.state.numpy(force=True)
+        allowed: np.ndarray = self._allowed[np.minimum(layer, self.cmdp.layout.layers - 1), state]
+        allowed |= self._paths.over[:, None]  # fancy indexing has made a copy
+        return allowed
+
+    def _begin(self, chosen: np.ndarray, fresh: np.ndarray) -> None:
+        self._paths.begin(chosen, fresh=fresh)
+        self._cost = np.where(chosen, 0.0, self._cost)
+
+    def _mask(self, mask: Any) -> np.ndarray:
+        """Which runs a reset means."""
+        if mask is None:
+            return np.ones(self.num_envs, dtype=bool)
+        found = np.asarray(mask)
+        if found.dtype != np.bool_ or found.shape != (self.num_envs,) or not found.any():
+            raise InvalidInput(f"reset_mask is {brief(mask)}; it must be {self.num_envs} booleans with one True among them.")
+        return found
+
+    def _seed(self, seed: int | Sequence[int | None] | None, chosen: np.ndarray) -> np.ndarray:
+        """Give the chosen runs the streams that a reset asks for, and one to those without; returns which got one."""
+        each = isinstance(seed, Sequence | np.ndarray)
+        if each and len(seed) != self.num_envs:  # type: ignore[arg-type]
+            raise InvalidInput(f"seed has {len(seed)} entries; it must be a number, or one for each of {self.num_envs} runs.")  # type: ignore[arg-type]
+        given: list[int | None] = list(seed) if each else [seed] * self.num_envs  # type: ignore[arg-type, list-item]
+        for value in given:
+            if value is not None and not (isinstance(value, int | np.integer) and 0 <= value < 2**32):
+                raise InvalidInput(f"seed is {brief(value)}; it must be an integer with 0 <= seed < 2**32.")
+        asked = chosen & np.array([value is not None for value in given])
+        if asked.any():
+            self._paths.seed(np.array([value or 0 for value in given], np.int64), asked, None if each else self._paths.steps.run)
+        unseeded = chosen & ~self._paths.seeded
+        if unseeded.any():
+            drawn = np.full(self.num_envs, self.np_random.integers(2**32), np.int64)
+            self._paths.seed(drawn, unseeded, self._paths.steps.run)
+        fresh: np.ndarray = asked | unseeded
+        return fresh
+
+    def _check(self, actions: np.ndarray, moving: np.ndarray) -> None:
         if not self.action_space.contains(actions):
             raise InvalidInput(
                 f"actions must be {self.num_envs} whole numbers from 0 to {self.cmdp.layout.actions - 1}, not {actions.tolist()}."
             )
-        if self._episodes.over:
-            observation, _ = self.reset()
-            reward = np.zeros(self.num_envs)
-            info = {"cost": np.zeros(self.num_envs), "costs": np.zeros((self.num_envs, self.cmdp.constraints))}
-        else:
-            observation, reward, info = self._episodes.step(actions)
-        ends, extra = np.full(self.num_envs, self._episodes.over), (info["cost"],) if self.six_tuple else ()
-        everywhere = {f"_{name}": np.ones(self.num_envs, dtype=bool) for name in info}
-        return observation, reward, *extra, ends, np.zeros(self.num_envs, dtype=bool), {**info, **everywhere}
+        exist = np.take_along_axis(self.action_masks(), actions[:, None], 1)[:, 0] | ~moving
+        if not exist.all():
+            j = int((~exist).argmax())
+            raise InvalidInput(f"action {actions[j]} of run {j} does not exist in its state; action_masks() says which do.")
 
 
-def _seed(env: Any, episodes: _Episodes, seed: int | None) -> int | None:
-    """The seed of the streams: that given to `reset`, else one drawn on the first call alone."""
-    if seed is None and episodes.streams is None:
-        return int(env.np_random.integers(2**32))
-    return seed
+def _observations(layout: Layout, one_hot: bool) -> Any:
+    """The observation space of one run."""
+    n = layout.total_states
+    return gym.spaces.Box(0.0, 1.0, (n,), np.float32) if one_hot else gym.spaces.Discrete(n)
 
 
-def _array(values: Tensor) -> np.ndarray:
-    return values.to(torch.float64).numpy(force=True)
+def _where(mask: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The values of some runs, zero elsewhere, each with the mask beside it that Gymnasium puts there."""
+    shown = {name: value * mask.reshape(-1, *[1] * (value.ndim - 1)) for name, value in values.items()}
+    return {**shown, **{f"_{name}": mask.copy() for name in values}}
 
 
 def _env(cmdp: LayeredCMDP, num_envs: int | None, options: dict[str, Any]) -> CMDPEnv | CMDPVectorEnv:
@@ -230,7 +272,7 @@ def random(
     num_envs: int | None = None,
     widths: Sequence[int] = (1, 4, 4, 4, 1),
     actions: int = 3,
-    constraints: int = 2,
+    constraints: int = 1,
     instance: int = 0,
     **options: Any,
 ) -> CMDPEnv | CMDPVectorEnv:

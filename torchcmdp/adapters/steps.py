@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, brief
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import uniform_policy
 from torchcmdp.processes import Fixed, Process
@@ -26,6 +26,7 @@ class Steps:
     Attributes:
         cmdp, rewards, costs, runs: As in `Simulator`, with the CMDP's mean rewards and costs as fixed feedback by default.
         layout: Of the CMDP.
+        stationary: Whether neither rewards nor costs change with the episodes.
 
     Args:
         cmdp, rewards, costs, runs: As above.
@@ -35,13 +36,14 @@ class Steps:
         rewards, costs = rewards or Fixed(cmdp.rewards), costs or Fixed(cmdp.costs)
         Simulator(cmdp, rewards, costs, runs)  # refuses what does not fit together
         self.cmdp, self.rewards, self.costs, self.runs, self.layout = cmdp, rewards, costs, runs, cmdp.layout
-        self._successors = thresholds(cmdp.transitions).reshape(-1, cmdp.layout.width)
+        self._successors = thresholds(cmdp.transitions).reshape(-1, cmdp.layout.slots)
         pairs = len(self._successors) // max(1, cmdp.batch_shape.numel())
         self.run = torch.arange(runs, device=cmdp.device)
         self._first_row = self.run * pairs if cmdp.batch_shape else torch.zeros_like(self.run)
         self._fresh = (rewards.state_dict(), costs.state_dict())
+        self.stationary = rewards.stationary and costs.stationary
 
-    def uniforms(self, seed: int, episode: Tensor, layer: Tensor) -> Tensor:
+    def uniforms(self, seed: int | Tensor, episode: Tensor, layer: Tensor) -> Tensor:
         """The random numbers of one step of every run: `(runs x (3 + m))`, by purpose as in `RunStreams.uniform`."""
         return uniform_at(seed, self.run, episode, layer, self.cmdp.constraints)
 
@@ -53,7 +55,8 @@ class Steps:
             uniforms: From `uniforms`.
         """
         pair = (layer * self.layout.width + state) * self.layout.actions + action
-        next_state = draw(self._successors.index_select(0, self._first_row + pair), uniforms[:, NEXT_STATE, None])
+        slot = draw(self._successors.index_select(0, self._first_row + pair), uniforms[:, NEXT_STATE, None])
+        next_state = self.layout.state_at(pair, slot)
         visit = pair.unsqueeze(1)  # episodes of one step, as far as the processes can tell
         reward = self.rewards.observe(values_at(self.rewards.values, visit), uniforms[:, None, REWARD])
         costs = self.costs.observe(costs_at(self.costs.values, visit), uniforms[:, None, COST:])
@@ -100,13 +103,19 @@ class LayeredIndex:
 
 
 def cost_of(costs: Tensor, constraint: int | None) -> Tensor:
-    """One number from `(... x m)`: the sum, or a chosen constraint's."""
-    return costs.sum(-1) if constraint is None else costs[..., constraint]
+    """One number from `(... x m)`: a chosen constraint's, or the worst; zero where there are none.
+
+    A sum would let one constraint pay for another. The sum over the steps of the worst is at least every constraint's own, so that
+    who keeps it at zero is safe.
+    """
+    if not costs.shape[-1]:
+        return costs.sum(-1)
+    return costs.amax(-1) if constraint is None else costs[..., constraint]
 
 
 def check_constraint(cmdp: LayeredCMDP, constraint: int | None) -> None:
     """Refuse a constraint that the CMDP does not have."""
-    if constraint is not None and not 0 <= constraint < cmdp.constraints:
+    if constraint is not None and not (isinstance(constraint, int) and 0 <= constraint < cmdp.constraints):
         raise InvalidInput(
-            f"constraint is {constraint}; it must be None for the sum of all, or one of the {cmdp.constraints}, counted from 0."
+            f"constraint is {brief(constraint)}; it must be None for the worst, or one of the {cmdp.constraints}, counted from 0."
         )

@@ -30,20 +30,26 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
     run j plays the episodes of run j of `Simulator(..., seed=s)` if it takes the same actions.
 
     Entries, with the runs in front: `observation` (the state's number over all layers, or that one hot), `action` (a number),
-    `reward` `(runs x 1)`, `cost` `(runs x 1)`, `costs` `(runs x m)`, and `done` and `terminated` after L steps. Costs are signed: a
-    policy is safe when the expected sum of every cost over an episode is at most zero.
+    `reward` `(runs x 1)`, `cost` `(runs x 1)`, `costs` `(runs x m)`, and `done` and `terminated` after L steps. The costs stand
+    beside the reward in its spec, so that `RewardSum(in_keys=["reward", "cost"])` and the like know them. They are signed: a policy
+    is safe when the expected sum of every cost over an episode is at most zero.
+
+    Attributes:
+        cost_limit: What the expected sum of `cost` over an episode may be.
 
     Args:
         cmdp: A single CMDP, or a batch of one a run; the environment is on its device.
         rewards, costs: Where feedback comes from; by default the CMDP's mean rewards and costs, without noise. They must be
             stationary, since nothing but the tensordict may change.
         runs: The batch size.
-        seed: Of all random numbers.
+        seed: Of all random numbers; None for one drawn by torch, so that two such environments differ.
         observation: "index" or "one-hot".
-        constraint: Which constraint `cost` shows; None for the sum of all.
+        constraint: Which constraint `cost` shows; None for the largest cost of each step: if its sum keeps the limit, so do all
+            constraints.
     """
 
     batch_locked = True
+    cost_limit = 0.0
     _next_episode: Tensor
 
     def __init__(
@@ -53,7 +59,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         costs: Process | None = None,
         *,
         runs: int = 1,
-        seed: int = 0,
+        seed: int | None = None,
         observation: str = "index",
         constraint: int | None = None,
     ) -> None:
@@ -89,15 +95,13 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         }
         self.observation_spec = Composite(
             observation=OneHot(n, shape=(runs, n), dtype=torch.float32, device=device) if self.one_hot else number(n),
-            cost=real(1),
-            costs=real(self.cmdp.constraints),
             **{name: spec.clone() for name, spec in state.items()},
             shape=(runs,),
             device=device,
         )
         self.state_spec = Composite(**state, shape=(runs,), device=device)
         self.action_spec = number(layout.actions)
-        self.reward_spec = real(1)
+        self.reward_spec = Composite(reward=real(1), cost=real(1), costs=real(self.cmdp.constraints), shape=(runs,), device=device)
 
     def uniforms(self, tensordict: TensorDictBase) -> Tensor:
         """The random numbers of the step that `tensordict` stands before: `(runs x (3 + m))`, by purpose as in `RunStreams`."""
@@ -111,21 +115,19 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         else:
             begun = tensordict["_reset"].reshape(episode.shape).to(episode.dtype)
         self._next_episode = episode + begun
-        costs = torch.zeros(self.steps.runs, self.cmdp.constraints, dtype=self.cmdp.dtype, device=self.cmdp.device)
-        return self._tensordict(zero, zero, episode, costs)
+        return self._tensordict(zero, zero, episode)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         layer, state, episode = tensordict["layer"], tensordict["state"], tensordict["episode"]
         next_state, reward, costs = self.steps.step(layer, state, tensordict["action"], self.uniforms(tensordict))
-        output = self._tensordict(layer + 1, next_state, episode, costs)
+        output = self._tensordict(layer + 1, next_state, episode)
         done = (layer + 1 >= self.cmdp.layout.layers).unsqueeze(-1)
-        return output.update({"reward": reward.unsqueeze(-1), "done": done, "terminated": done.clone()})
+        feedback = {"reward": reward.unsqueeze(-1), "cost": cost_of(costs, self.constraint).unsqueeze(-1), "costs": costs}
+        return output.update({**feedback, "done": done, "terminated": done.clone()})
 
-    def _tensordict(self, layer: Tensor, state: Tensor, episode: Tensor, costs: Tensor) -> TensorDict:
+    def _tensordict(self, layer: Tensor, state: Tensor, episode: Tensor) -> TensorDict:
         entries = {
             "observation": self.index.of(layer, state, one_hot=self.one_hot),
-            "cost": cost_of(costs, self.constraint).unsqueeze(-1),
-            "costs": costs,
             "state": state,
             "layer": layer,
             "episode": episode.clone(),
@@ -133,7 +135,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
-        self.seed = RunStreams(0 if seed is None else seed, self.steps.runs).seed  # refuses what is out of range
+        drawn = int(torch.randint(2**32, ())) if seed is None else seed
+        self.seed = RunStreams(drawn, self.steps.runs).seed  # refuses what is out of range
         self._next_episode = torch.zeros(self.steps.runs, dtype=torch.int64, device=self.cmdp.device)
 
 

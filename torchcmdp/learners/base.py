@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from torchcmdp.confidence import KernelSet, confidence_set, visited_transitions
 from torchcmdp.errors import (
@@ -20,15 +19,13 @@ from torchcmdp.errors import (
     check_device,
     check_dtype,
     check_memory,
-    check_tensor,
     choice,
     whole_number,
 )
+from torchcmdp.hyperparameters import PerRun, as_numbers, connected, per_run, plain
+from torchcmdp.identity import fingerprint
 from torchcmdp.layout import Layout, check_layout
 from torchcmdp.trajectory import Trajectory
-
-PerRun = Tensor | float
-"""A hyperparameter: a float, or a tensor with one value a run."""
 
 T = TypeVar("T")
 
@@ -48,6 +45,9 @@ class Learner(nn.Module, ABC):
         runs: How many independent learners there are.
         dtype: Of the state.
         device: Of the state.
+        cost_low: The smallest that each mean cost can be, below which no optimism goes: a number, or a tensor that broadcasts to
+            `(runs x m x L x S x A)`. -1 by default; `for_env` takes it from the CMDP's units.
+        reward_high: The largest that each mean reward can be, the same `(runs x L x S x A)`; 1 by default.
         settings: The hyperparameters and choices of the subclass; a hyperparameter may also be a function of the learner made so
             far, and is the default where it is None.
 
@@ -59,7 +59,8 @@ class Learner(nn.Module, ABC):
         confidence: Kind of the transition confidence set; a choice in most learners.
         episode: Episodes seen, an int64 scalar tensor.
         visits: N(x,a), `(runs x L x S x A)`.
-        transition_visits: M(x,a,y), `(runs x L x S x A x S)`.
+        transition_visits: M(x,a,y), `(runs x L x S x A x K)`.
+        cost_low, reward_high: As above, with one row or a row a run.
     """
 
     name: ClassVar[str]
@@ -71,6 +72,8 @@ class Learner(nn.Module, ABC):
     episode: Tensor
     visits: Tensor
     transition_visits: Tensor
+    cost_low: Tensor
+    reward_high: Tensor
     _unit: Tensor
 
     def __init__(
@@ -83,6 +86,8 @@ class Learner(nn.Module, ABC):
         *,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
+        cost_low: Tensor | float | None = None,
+        reward_high: Tensor | float | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -101,6 +106,9 @@ class Learner(nn.Module, ABC):
         self.register_buffer("episode", torch.zeros((), dtype=torch.int64, device=device))
         self.add_zeros("visits", *layout.pair_shape)
         self.add_zeros("transition_visits", *layout.transition_shape)
+        self._known_ends = {name: end for name, end in (("cost_low", cost_low), ("reward_high", reward_high)) if end is not None}
+        self._add_end("cost_low", -1.0 if cost_low is None else cost_low, (self.constraints, *layout.pair_shape))
+        self._add_end("reward_high", 1.0 if reward_high is None else reward_high, layout.pair_shape)
         for name in settings:
             choice(f"an argument of {type(self).__name__}", name, tuple(self.__signature__.parameters))
         for name, default in self.hyperparameters.items():
@@ -116,14 +124,16 @@ class Learner(nn.Module, ABC):
 
     @classmethod
     def for_env(cls, env: Any, *, horizon: int, **options: Any) -> Self:
-        """A learner for an environment, which gives layout, constraints, runs, dtype and device.
+        """A learner for an environment, which gives layout, constraints, runs, dtype and device, and the ends of rewards and costs.
 
         Args:
             env: What the learner will play in, such as a `Simulator`.
             horizon: T, the number of episodes the confidence terms are made for.
             options: The other arguments of the learner, `delta` among them.
         """
-        size = (env.cmdp.layout, env.cmdp.constraints, horizon)
+        size, units = (env.cmdp.layout, env.cmdp.constraints, horizon), env.cmdp.units
+        if units is not None:
+            options = {"cost_low": units.cost_low, "reward_high": units.reward_high, **options}
         return cls(*size, runs=env.runs, dtype=env.dtype, device=env.device, **options)
 
     @property
@@ -146,7 +156,7 @@ class Learner(nn.Module, ABC):
         """Learn from one episode of every run."""
 
     def visited(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
-        """One at the pairs and at the transitions of an episode, zero elsewhere: `(runs x L x S x A)`, `(runs x L x S x A x S)`."""
+        """One at the pairs and at the transitions of an episode, zero elsewhere: `(runs x L x S x A)`, `(runs x L x S x A x K)`."""
         self.check_trajectory(trajectory)
         transitions = visited_transitions(trajectory, self.layout, self.dtype)
         return transitions.sum(-1), transitions
@@ -209,15 +219,15 @@ class Learner(nn.Module, ABC):
         """Everything that the learner was made with, ready for JSON."""
         return {
             "name": self.name,
-            "widths": list(self.layout.widths),
-            "actions": self.layout.actions,
+            **self.layout.config(),
             "constraints": self.constraints,
             "runs": self.runs,
             "horizon": self.horizon,
             "delta": self.delta,
             "dtype": str(self.dtype).removeprefix("torch."),
-            **{name: _plain(getattr(self, name)) for name in self.hyperparameters},
+            **{name: plain(getattr(self, name)) for name in self.hyperparameters},
             **{name: getattr(self, name) for name in self.choices},
+            **{name: fingerprint(getattr(self, name)) for name in self._known_ends},
         }
 
     def extra_repr(self) -> str:
@@ -228,6 +238,22 @@ class Learner(nn.Module, ABC):
     def add_zeros(self, name: str, *shape: int) -> None:
         """Register a part of the state that begins at zero: `(runs x *shape)`."""
         self.register_buffer(name, torch.zeros(self.runs, *shape, dtype=self.dtype, device=self.device))
+
+    def _add_end(self, name: str, value: Tensor | float, shape: tuple[int, ...]) -> None:
+        """Register an end of a range, `(1 or runs x *shape)`, zero in the padding."""
+        end = as_numbers(name, value, dtype=self.dtype, device=self.device).detach()
+        if end.device.type == "meta" and self.device.type != "meta":
+            raise InvalidInput(f"{name} is a tensor without values; it must have them, since the learner is on {self.device}.")
+        end = end.to(self._unit)
+        if end.device.type != "meta" and not ((end >= -1) & (end <= 1)).all():
+            raise InvalidInput(f"{name} goes from {float(end.min()):g} to {float(end.max()):g}; it must lie in [-1, 1].")
+        rows = self.runs if end.dim() > len(shape) and len(end) > 1 else 1
+        try:
+            whole = end.expand(rows, *shape) * self.layout.pair_mask(self.device)
+        except RuntimeError:
+            expected = f"a number, or a tensor that broadcasts to {shape} or to {(self.runs, *shape)}"
+            raise InvalidInput(f"{name} has shape {tuple(end.shape)}; it must be {expected}.") from None
+        self.register_buffer(name, whole, persistent=False)
 
     def add_hyperparameter(self, name: str, value: PerRun | None) -> None:
         """Register a non-negative hyperparameter, or that there is none.
@@ -254,7 +280,7 @@ class Learner(nn.Module, ABC):
         """
         for name in self.hyperparameters:
             value: Tensor | None = getattr(self, name)
-            if value is not None and not isinstance(value, nn.Parameter) and _connected(value):
+            if value is not None and not isinstance(value, nn.Parameter) and connected(value):
                 raise InvalidInput(
                     f"{name} carries a gradient or a tangent, and loading a state would overwrite it; make it an nn.Parameter, or "
                     "load into a learner made with its value alone."
@@ -277,53 +303,6 @@ class Learner(nn.Module, ABC):
             if found != shape:
                 axes = "runs x L x m" if name == "costs" else "runs x L"
                 raise InvalidInput(f"trajectory.{name} has shape {found}; this learner expects ({axes}) = {shape}.")
-
-
-def as_numbers(name: str, value: PerRun, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
-    """The value as a tensor of real numbers, or one sentence."""
-    if not isinstance(value, Tensor):
-        try:
-            value = torch.as_tensor(value, dtype=dtype, device=device)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            raise InvalidInput(f"{name} is {brief(value)}; it must be a number, or a tensor with one value a run.") from None
-    check_tensor(name, value)
-    return value
-
-
-def per_run(name: str, value: PerRun, runs: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
-    """A finite, non-negative value for every run: `(runs,)`.
-
-    Parameters are returned as they are, of shape () or (runs,); tensors that carry a gradient or a tangent stay connected to it.
-    """
-    value = as_numbers(name, value, dtype=dtype, device=device)
-    if value.shape not in ((), (runs,)):
-        raise InvalidInput(
-            f"{name} has shape {tuple(value.shape)}; it must be one number, or a tensor with one value for each of {runs} runs."
-        )
-    if value.device.type != "meta" and not ((value >= 0) & value.isfinite()).all():
-        worst = next(v for v in value.detach().flatten().tolist() if not 0 <= v < math.inf)
-        raise InvalidInput(f"{name} contains {worst}; it must be a finite number that is not negative.")
-    if isinstance(value, nn.Parameter):
-        return value
-    connected = _connected(value)
-    value = value.to(device=device, dtype=dtype).expand(runs)
-    # a copy, since load_state_dict writes into buffers and the caller's tensor is not ours to write to
-    return value if connected else value.detach().clone()
-
-
-def _connected(value: Tensor) -> bool:
-    """Whether a tensor carries a gradient or a tangent."""
-    return value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
-
-
-def _plain(value: Tensor | None) -> float | list[float] | None:
-    """A tensor as JSON: one float when all its values are equal."""
-    if value is None:
-        return None
-    if value.device.type == "meta":
-        return []
-    values = value.detach().flatten().tolist()
-    return values[0] if all(v == values[0] for v in values) else values
 
 
 def _signature(cls: type[Learner]) -> inspect.Signature:

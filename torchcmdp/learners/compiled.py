@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,11 +19,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, transition_log_term
+from torchcmdp.costs import Drift, PaperCosts, PriorCosts
 from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import bonus_log_term, luck_terms, violation_threshold
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import room
 from torchcmdp.learners.radii import feedback_log_term
+from torchcmdp.optimistic import ColumnGeneration
 from torchcmdp.projection import LOG_FLOOR, Newton
 
 if TYPE_CHECKING:
@@ -49,15 +52,19 @@ class Face:
 @lru_cache(maxsize=32)
 def face_of(kind: type) -> Face | None:
     """The face of a class of learners, None for those of somebody else."""
+    from torchcmdp.learners.greedy import Greedy
+    from torchcmdp.learners.opt_cmdp import OptCMDP
     from torchcmdp.learners.opt_primal_dual import OptPrimalDual
     from torchcmdp.learners.pdbps import PDBPS
     from torchcmdp.learners.uobreps import UOBREPS
     from torchcmdp.learners.wcops import WCOPS
 
-    if kind not in (WCOPS, UOBREPS, OptPrimalDual, PDBPS):
+    if kind not in (WCOPS, UOBREPS, OptPrimalDual, PDBPS, OptCMDP, Greedy):
         return None
-    from torchcmdp.kernels import block, opt_primal_dual, pdbps, single, wcops
+    from torchcmdp.kernels import block, opt_cmdp, opt_primal_dual, pdbps, single, wcops
 
+    if kind in (OptCMDP, Greedy):
+        return Face(opt_cmdp, _opt_cmdp_settings, single.update_opt_cmdp, block.play_opt_cmdp)
     if kind is OptPrimalDual:
         return Face(opt_primal_dual, _opt_primal_dual_settings, single.update_opt_primal_dual, block.play_opt_primal_dual)
     if kind is PDBPS:
@@ -65,15 +72,33 @@ def face_of(kind: type) -> Face | None:
     return Face(wcops, _wcops_settings, single.update_wcops, block.play_wcops)
 
 
-def is_compilable(learner: Learner) -> bool:
-    """Whether kernels can do its updates: a learner of ours, no subclass, on the CPU, in float64, and not differentiated."""
-    if learner.dtype != torch.float64 or learner.device.type != "cpu" or face_of(type(learner)) is None:
-        return False
+def obstacle(learner: Learner) -> str:
+    """What keeps kernels from doing a learner's updates, as a clause; empty where nothing does. The one place that decides it."""
+    name = type(learner).__name__
+    if face_of(type(learner)) is None:
+        return f"{name} is no learner of this library, nor exactly one: a subclass may do anything"
+    if learner.device.type != "cpu":
+        return f"{name} is on {learner.device}, and kernels compute on the CPU"
+    if learner.dtype != torch.float64:
+        return f"{name} is in {learner.dtype}, and kernels compute in torch.float64"
+    if not _formulas_compiled(learner):
+        return f"{name} has a model of costs or rewards that is not among the kernels"
     solver = getattr(learner, "solver", None)
-    if solver is not None and not (type(solver) is Newton and solver.compiled(learner.device)):
-        return False
+    if solver is not None and not (type(solver) in (Newton, ColumnGeneration) and solver.compiled(learner.device)):
+        return f"its solver is {type(solver).__name__}, which is not compiled or was asked to use torch"
     level: int = forward_ad._current_level
-    return level < 0 and not any(value.requires_grad for value in (*learner.parameters(), *learner.buffers()))
+    own = (value for part in learner.modules() for held in (part._parameters, part._buffers) for value in held.values())
+    if level >= 0 or any(value is not None and value.requires_grad for value in own):
+        return f"somebody differentiates {name}"
+    return ""
+
+
+def _formulas_compiled(learner: Any) -> bool:
+    """Whether what it believes of costs and rewards is among what the kernels of its class know."""
+    costs = getattr(learner, "costs", None)
+    if costs is None:
+        return getattr(learner, "rewards", None) != "prior"
+    return "loss" in learner.choices and type(costs) in (PaperCosts, PriorCosts)
 
 
 def is_original(owner: Any, *names: str) -> bool:
@@ -82,39 +107,42 @@ def is_original(owner: Any, *names: str) -> bool:
 
 
 class Packed:
-    """The state of a learner, copied into flat memory for kernels to write to; `unpack` puts it back."""
+    """The state of a learner, copied into flat memory for kernels to write to; `unpack` puts it back.
+
+    A single step takes as long as this, so it goes past a module's own ways of finding and setting its buffers.
+    """
 
     def __init__(self, learner: Learner) -> None:
         face = face_of(type(learner))
         assert face is not None
         self.learner, self.face = learner, face
-        self.settings = face.settings(learner)
-        kinds = face.kernels
+        self.settings = _settings(learner, face)
+        kinds, self._parts = face.kernels, tuple(learner.modules())
         self.hyperparameters = kinds.Hyperparameters(*(self._values(name) for name in kinds.Hyperparameters._fields))
-        self._tensors = {
-            name: getattr(learner, name).detach().clone(memory_format=torch.contiguous_format)
-            for name in kinds.Buffers._fields
-            if hasattr(learner, name)
-        }
+        # a buffer is the learner's own, or that of a part of it, such as its cost model
+        self._owners = {name: part._buffers for part in self._parts for name in kinds.Buffers._fields if name in part._buffers}
+        found = ((name, owner[name]) for name, owner in self._owners.items())
+        self._tensors = {name: held.clone(memory_format=torch.contiguous_format) for name, held in found if held is not None}
         self.buffers = kinds.Buffers(*(self._flat(name) for name in kinds.Buffers._fields))
-        self.last = np.zeros((len(kinds.TAGS), learner.runs))
+        self.tags = kinds.tags(self.settings) if hasattr(kinds, "tags") else kinds.TAGS
+        self.last = np.zeros((len(self.tags), learner.runs))
 
     def _values(self, name: str) -> np.ndarray:
         """A hyperparameter, `(runs,)`; zero where the learner has none."""
-        if getattr(self.learner, name) is None:
-            return np.zeros(self.learner.runs)
-        return np.ascontiguousarray(self.learner.hyperparameter(name).detach().numpy())
+        for part in self._parts:
+            value = part._buffers.get(name) if name in part._buffers else part._parameters.get(name)
+            if value is not None:
+                return np.ascontiguousarray(value.detach().to(torch.float64).expand(self.learner.runs).numpy())
+        return np.zeros(self.learner.runs)
 
     def _flat(self, name: str) -> np.ndarray:
         """A buffer with the runs, the constraints where it has them, and everything else on one axis."""
         tensor = self._tensors.get(name)
         if tensor is None:
-            return np.zeros(self.learner.runs)
-        if tensor.dim() == 5 and name.startswith("cost"):
-            tensor = tensor.flatten(2)
-        elif tensor.dim() > 2:
-            tensor = tensor.flatten(1)
-        return tensor.numpy()  # type: ignore[no-any-return]
+            return np.zeros((self.learner.runs,) + (0,) * (getattr(self.face.kernels, "AXES", {}).get(name, 1) - 1))
+        array: np.ndarray = tensor.numpy()
+        axes = array.shape[:2] if array.ndim == 5 and name.startswith(("cost", "low")) else array.shape[:1]
+        return array.reshape(*axes, math.prod(array.shape[len(axes) :])) if array.ndim > 2 else array
 
     def room(self, constraints: int) -> tuple[Any, Any]:
         """Stage and state of one run in an environment of so many constraints, of the calling thread alone."""
@@ -134,14 +162,14 @@ class Packed:
         """The state back into the learner's buffers, `episodes` later."""
         learner = self.learner
         for name, tensor in self._tensors.items():
-            setattr(learner, name, tensor)
-        learner.episode = learner.episode + episodes
-        learner.report(dict(zip(self.face.kernels.TAGS, torch.from_numpy(self.last).unbind(0), strict=True)))
+            self._owners[name][name] = tensor
+        learner._buffers["episode"] = learner.episode + episodes
+        learner.report(dict(zip(self.tags, torch.from_numpy(self.last).unbind(0), strict=True)))
 
 
 def update(learner: Learner, trajectory: Trajectory) -> bool:
     """One update of every run, compiled; says whether it was done, which some learners and places do not allow."""
-    if engine() == "torch" or not is_compilable(learner):
+    if engine() == "torch" or obstacle(learner):
         return False
     from torchcmdp.kernels.geometry import geometry_of
     from torchcmdp.kernels.single import Walk
@@ -183,6 +211,24 @@ def _array(value: Tensor, dtype: torch.dtype) -> np.ndarray:
     return value.detach().to(dtype).contiguous().numpy()
 
 
+def _settings(learner: Any, face: Face) -> Any:
+    """The settings of a learner, made again only for another one, or when something that they follow from was replaced."""
+    costs = getattr(learner, "costs", None)
+    made_of = (
+        learner.layout, learner.constraints, learner.horizon, learner.delta, getattr(learner, "solver", None),
+        *(getattr(learner, name, None) is None for name in ("multiplier_cap", "share")),
+        *(getattr(learner, name) for name in learner.choices),
+        costs, getattr(costs, "margin", None) is None, getattr(costs, "drift", None),
+    )  # fmt: skip
+    held = _settings_of.get(learner)
+    if held is None or held[0] != made_of:
+        held = _settings_of[learner] = (made_of, face.settings(learner))
+    return held[1]
+
+
+_settings_of: WeakKeyDictionary[Learner, tuple[Any, Any]] = WeakKeyDictionary()
+
+
 def _wcops_settings(learner: Any) -> Any:
     from torchcmdp.kernels.projection import Limits
     from torchcmdp.kernels.solver import projection_address
@@ -191,10 +237,19 @@ def _wcops_settings(learner: Any) -> Any:
 
     layout, m, made_for = learner.layout, learner.constraints, {"horizon": learner.horizon, "delta": learner.delta}
     factor, logarithm = luck_terms(layout, m, **made_for)
-    solver = learner.solver
+    solver, costs, drift = learner.solver, learner.costs, learner.costs.drift or Drift()
+    unit = drift.unit(layout)
     return Settings(
         kind=CONFIDENCE_KINDS.index(learner.confidence),
         empirical=int(learner.violation_threshold == "empirical"),
+        prior=int(isinstance(costs, PriorCosts)),
+        margin=int(costs.margin is not None),
+        drift=int(costs.drift is not None),
+        robust=int(learner.loss == "doubly-robust"),
+        shared=int(learner.share is not None),
+        slack=float(drift.slack * unit),
+        height=float(drift.height * unit),
+        memory=float(drift.memory),
         iota=transition_log_term(layout, **made_for),
         bonus_logarithm=bonus_log_term(layout, m, **made_for),
         threshold_constant=float(violation_threshold(1, layout, m, **made_for)),
@@ -204,21 +259,38 @@ def _wcops_settings(learner: Any) -> Any:
         target_floor=LOG_FLOOR,
         limits=Limits(float(solver.multiplier_cap), float(solver.tolerance), int(solver.max_iterations)),
         solver=projection_address(),
+        cost_low=learner.cost_low.flatten(2).contiguous().numpy(),
     )
+
+
+def _empirical_settings(learner: Any) -> dict[str, Any]:
+    """What the learners that keep averages have in common."""
+    layout, made_for = learner.layout, {"horizon": learner.horizon, "delta": learner.delta}
+    logarithm = feedback_log_term(learner.radii, layout, learner.constraints, **made_for)
+    return {
+        "kind": CONFIDENCE_KINDS.index(learner.kernel_kind),
+        "iota": transition_log_term(layout, **made_for),
+        # the literal radii are twice the published ones, and the root of four times a logarithm is just that
+        "logarithm": logarithm * (4 if learner.radii == "literal" else 1),
+    }
 
 
 def _opt_primal_dual_settings(learner: Any) -> Any:
     from torchcmdp.kernels.opt_primal_dual import Settings
 
-    layout, made_for = learner.layout, {"horizon": learner.horizon, "delta": learner.delta}
-    return Settings(
-        kind=CONFIDENCE_KINDS.index(learner.kernel_kind),
-        capped=int(learner.multiplier_cap is not None),
-        iota=transition_log_term(layout, **made_for),
-        # the literal radii are twice the published ones, and the root of four times a logarithm is just that
-        logarithm=feedback_log_term(learner.radii, layout, learner.constraints, **made_for)
-        * (4 if learner.radii == "literal" else 1),
-    )
+    lowest, highest = (_array(ends, torch.float64) for ends in learner.value_ends())
+    capped = int(learner.multiplier_cap is not None)
+    return Settings(**_empirical_settings(learner), capped=capped, lowest=lowest, highest=highest)
+
+
+def _opt_cmdp_settings(learner: Any) -> Any:
+    from torchcmdp.kernels.opt_cmdp import Settings
+    from torchcmdp.learners.greedy import Greedy
+
+    greedy, most = int(type(learner) is Greedy), int(learner.solver.max_iterations)
+    ends: dict[str, Any] = {name: _array(getattr(learner, name), torch.float64) for name in ("cost_low", "reward_high")}
+    ends = {name: end.reshape(*end.shape[:-3], math.prod(end.shape[-3:])) for name, end in ends.items()}  # costs may be none
+    return Settings(**_empirical_settings(learner), greedy=greedy, max_iterations=most, **ends)
 
 
 def _pdbps_settings(learner: Any) -> Any:

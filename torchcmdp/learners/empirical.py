@@ -60,5 +60,5 @@ class EmpiricalLearner(Learner):
 
     @property
     def kernel(self) -> Tensor:
-        """Empirical transitions, `(runs x L x S x A x S)`; uniform where a pair was never visited."""
+        """Empirical transitions, `(runs x L x S x A x K)`; uniform where a pair was never visited."""
         return empirical_kernel(self.visits, self.transition_visits, self.layout)

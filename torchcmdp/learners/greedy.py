@@ -17,7 +17,7 @@ class Greedy(OptCMDP):
     Args:
         layout, constraints, runs, dtype, device: As for every `Learner`.
         horizon, delta: Unused, since there are no radii.
-        solver: As in `OptCMDP`.
+        solver, costs: As in `OptCMDP`.
     """
 
     name = "Greedy"
@@ -26,4 +26,5 @@ class Greedy(OptCMDP):
 
     def program(self) -> tuple[Tensor, SafeSet]:
         """The averages: rewards `(runs x L x S x A)`, and one kernel with costs."""
-        return self.reward_mean, SafeSet(self.layout, self.kernel, self.kernel, self.cost_mean)
+        costs = self.cost_mean if self.costs is None else self.costs.optimistic(self)
+        return self.reward_mean, SafeSet(self.layout, self.kernel, self.kernel, costs)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS
-from torchcmdp.estimation import optimistic_cost
+from torchcmdp.costs import CostEvidence, CostModel, cost_model, path_costs
+from torchcmdp.estimation import optimistic_cost, prior_cost
+from torchcmdp.identity import config_of
+from torchcmdp.learners import compiled
 from torchcmdp.learners.empirical import EmpiricalLearner
+from torchcmdp.learners.practical import practical_costs
 from torchcmdp.learners.radii import RADIUS_MODES
-from torchcmdp.occupancy import policy_of, uniform_policy
+from torchcmdp.occupancy import policy_of, uniform_occupancy, uniform_policy
 from torchcmdp.optimistic import OptimisticOptimum, ProgramSolver, optimistic_optimum, program_solver
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.status import Status, shares
@@ -30,20 +34,50 @@ class OptCMDP(EmpiricalLearner):
         bonus_scale: Multiplies the radii of rewards and costs. This and the next: a float, or a tensor with one value a run.
         radius_scale: Multiplies the radii of the transitions.
         radii: "published", or "matched" to WC-OPS: the same bonus on the costs, half of it on the rewards, the same kernels.
+        rewards: "radius", or "prior": the mean reward with one sample more, of 1, in place of its radius.
         confidence: With matched radii, the kind of transition confidence set; the tightest box around it where it is no box.
         solver: Of the program: a solver with settings, such as `ColumnGeneration(max_iterations=100)`.
+        costs: What it believes of the costs, such as `PriorCosts(margin=1.0)`; by default the averages and radii of `radii`.
     """
 
     name = "OptCMDP"
     hyperparameters = {"bonus_scale": 1.0, "radius_scale": 1.0}
-    choices = {"radii": RADIUS_MODES, "confidence": CONFIDENCE_KINDS}
+    choices = {"radii": RADIUS_MODES, "rewards": ("radius", "prior"), "confidence": CONFIDENCE_KINDS}
+    rewards: str
     plan: Tensor
+    planned: Tensor
 
-    def __init__(self, *args: Any, solver: str | ProgramSolver = "column_generation", **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        solver: str | ProgramSolver = "column_generation",
+        costs: CostModel | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(*args, **settings)
         self.solver = program_solver(solver)
         uniform = uniform_policy(self.layout, dtype=self.dtype, device=self.device)
         self.register_buffer("plan", uniform.expand(self.runs, -1, -1, -1).contiguous())
+        self.costs = None if costs is None else cost_model(self, costs, {})
+        if self.costs is not None:
+            occupancy = uniform_occupancy(self.layout, dtype=self.dtype, device=self.device).sum(-1)
+            self.register_buffer("planned", occupancy.expand_as(self.plan).contiguous())
+
+    @classmethod
+    def practical(cls, *args: Any, **overrides: Any) -> Self:
+        """OptCMDP with the changes of `WCOPS.practical` that it can have, for horizons that people can run.
+
+        What each loses of the guarantees: radii at a hundredth may leave the true transitions out of the confidence set. The
+        priors in place of the radii of costs and rewards may leave their true means out, with a probability that delta does not
+        bound. The margin may cut the best safe policy off, by as much as one standard error of what it costs. The drift test may
+        ring where nothing has changed, and then forgets samples that were worth keeping.
+
+        Args:
+            args: As in the constructor.
+            overrides: Any of its options.
+        """
+        recipe: dict[str, Any] = {"radius_scale": 0.01, "rewards": "prior", "costs": practical_costs()}
+        return cls(*args, **{**recipe, **overrides})
 
     @property
     def policy(self) -> Tensor:
@@ -52,17 +86,31 @@ class OptCMDP(EmpiricalLearner):
 
     def update(self, trajectory: Trajectory) -> None:
         """Count the episode and plan the next one."""
+        if compiled.update(self, trajectory):
+            return
+        if self.costs is not None:
+            paths, costs = path_costs(trajectory, self.dtype)
+            evidence = CostEvidence(self.visited(trajectory)[0], paths, costs)
+            self.costs.observe(evidence, self)
         self.count(trajectory)
         optimum = optimistic_optimum(*self.program(), solver=self.solver)
         self.plan = policy_of(optimum.occupancy, self.layout)
+        if self.costs is not None:
+            self.planned = optimum.occupancy.sum(-1).to(self.dtype)
         self._last = optimum
 
     def program(self) -> tuple[Tensor, SafeSet]:
         """What the next plan maximises, `(runs x L x S x A)`, and over what: the optimistic rewards, costs and kernels."""
         reward_radius, cost_radius = self.feedback_radii()
-        costs = optimistic_cost(self.cost_mean, cost_radius, self.visits, self.layout)
-        highest = self.layout.pair_mask(self.device).to(self.dtype)
-        rewards = torch.where(self.visits > 0, (self.reward_mean + reward_radius).clamp_max(1), highest)
+        if self.costs is None:
+            costs = optimistic_cost(self.cost_mean, cost_radius, self.visits, self.layout, self.cost_low)
+        else:
+            costs = self.costs.optimistic(self)
+        highest = self.reward_high
+        if self.rewards == "prior":
+            rewards = prior_cost(self.reward_mean.unsqueeze(-4), self.visits, highest).squeeze(-4)
+        else:
+            rewards = torch.where(self.visits > 0, torch.minimum(self.reward_mean + reward_radius, highest), highest)
         return rewards, SafeSet(self.layout, self.kernels.lower, self.kernels.upper, costs)
 
     def _diagnose(self) -> dict[str, Tensor]:
@@ -74,8 +122,10 @@ class OptCMDP(EmpiricalLearner):
             **shares(last.status, Status.INFEASIBLE, Status.MAX_ITERATIONS, Status.INVALID, dtype=self.dtype),
             "Learner/planned_value": last.value,
             "Learner/max_multiplier": pad(last.multipliers, (1, 0)).amax(-1),
+            **({} if self.costs is None else self.costs.diagnostics(self)),
         }
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        return {**super().config(), "solver": self.solver.config()}
+        costs = None if self.costs is None else config_of(self.costs)
+        return {**super().config(), "solver": self.solver.config(), "costs": costs}

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, transition_radius
+from torchcmdp.hyperparameters import PerRun, as_numbers
 from torchcmdp.learners import compiled
-from torchcmdp.learners.base import Learner, PerRun, as_numbers
+from torchcmdp.learners.base import Learner
 from torchcmdp.learners.empirical import EmpiricalLearner
 from torchcmdp.learners.radii import RADIUS_MODES
+from torchcmdp.occupancy import open_logits, softmax_policy
 from torchcmdp.trajectory import Trajectory
 
 # Where the Slater gap is smaller than this share of L, or unknown, the step sizes are made for this one.
@@ -44,7 +46,8 @@ class OptPrimalDual(EmpiricalLearner):
 
         Q^r = clip(r + beta^r + B^p + P V^r, 0, L - k),   Q^g_i = clip(g_i - beta^g - B^p + P V^g_i, -(L - k), L - k),
 
-    where B^p = L sum_y min(1, beta^p(y)), and zero where there is one successor and nothing to learn. Then the policy moves by
+    with what `reward_high` and `cost_low` sum to in place of L - k and -(L - k) where they are given. Here B^p = L sum_y min(1,
+    beta^p(y)), and zero where there is one successor and nothing to learn. Then the policy moves by
     mirror ascent on Q^r - sum_i lambda_i Q^g_i, and every multiplier lambda_i by V^g_i(x_0), never below zero.
 
     Published for costs in [0, 1] that are minimised; the two-sided clip is what costs in [-1, 1] make of it.
@@ -94,7 +97,7 @@ class OptPrimalDual(EmpiricalLearner):
     @property
     def policy(self) -> Tensor:
         """pi_t, `(runs x L x S x A)`."""
-        return self.logits.softmax(-1) * self.layout.pair_mask(self.device)
+        return softmax_policy(self.logits, self.layout)
 
     def optimistic_feedback(self) -> Tensor:
         """Rewards with their bonuses added, then costs with theirs taken off: `(runs x (1 + m) x L x S x A)`."""
@@ -115,27 +118,46 @@ class OptPrimalDual(EmpiricalLearner):
             `(runs x (1 + m) x L x S x A)` and `(runs x (1 + m))`.
         """
         feedback, policy, kernel = self.optimistic_feedback(), self.policy.unsqueeze(-4), self.kernel
+        lowest, highest = self.value_ends()
         value = feedback.new_zeros(*feedback.shape[:-3], self.layout.width)
         layers = []
         for k in reversed(range(self.layout.layers)):
-            expected = (kernel[..., k, :, :, :].flatten(-3, -2) @ value.transpose(-1, -2)).transpose(-1, -2)
-            # rewards, bonuses and their values are never negative, so that their lower limit of zero needs no clip of its own
-            left = self.layout.layers - k
-            action_value = (feedback[..., k, :, :] + expected.unflatten(-1, self.layout.pair_shape[1:])).clamp(-left, left)
+            action_value = feedback[..., k, :, :] + self._expected(kernel[..., k, :, :, :], value, k)
+            action_value = action_value.maximum(lowest[..., k, None, None]).minimum(highest[..., k, None, None])
             value = (policy[..., k, :, :] * action_value).sum(-1)
             layers.append(action_value)
         return torch.stack(layers[::-1], dim=-3), value[..., 0]
 
+    def _expected(self, kernel: Tensor, value: Tensor, k: int) -> Tensor:
+        """sum_y P(y|x,a) V(y) of every value, `(runs x (1 + m) x S)`, under the kernel of layer k: `(runs x (1 + m) x S x A)`."""
+        if self.layout.lists is not None:
+            return (kernel.unsqueeze(-4) * self.layout.ahead(value, k)).sum(-1)
+        expected = (kernel.flatten(-3, -2) @ value.transpose(-1, -2)).transpose(-1, -2)
+        return torch.unflatten(expected, -1, self.layout.pair_shape[1:])
+
+    def value_ends(self) -> tuple[Tensor, Tensor]:
+        """What the rest of an episode can earn, and cost, from each layer on: least and most, `(1 or runs x (1 + m) x L)` each.
+
+        Rewards, bonuses and their values are never negative, so that their lower end needs no care.
+        """
+        real = self.layout.pair_mask(self.device)
+        best = torch.where(real, self.reward_high, -1.0).flatten(-2).amax(-1).unsqueeze(-2)
+        least = torch.where(real, self.cost_low, 1.0).flatten(-2).amin(-1)
+        rows = max(len(best), len(least))
+        best, least = best.expand(rows, -1, -1), least.expand(rows, -1, -1)
+        lowest, highest = torch.cat([-torch.ones_like(best), least], dim=-2), torch.cat([best, torch.ones_like(least)], dim=-2)
+        return lowest.flip(-1).cumsum(-1).flip(-1), highest.flip(-1).cumsum(-1).flip(-1)
+
     def update(self, trajectory: Trajectory) -> None:
         """Evaluate the policy that was played, move it and the multipliers, and only then count the episode."""
-        self.check_trajectory(trajectory)
         if compiled.update(self, trajectory):
             return
+        self.check_trajectory(trajectory)
         action_values, start_values = self.evaluate()
         prices = torch.cat([torch.ones_like(start_values[:, :1]), -self.multipliers], dim=-1)[..., None, None, None]
         step = self.hyperparameter("primal_step")[:, None, None, None]
-        logits = (self.logits + step * (prices * action_values).sum(-4)).log_softmax(-1)
-        self.logits = logits * self.layout.pair_mask(self.device)
+        logits = open_logits(self.logits + step * (prices * action_values).sum(-4), self.layout).log_softmax(-1)
+        self.logits = torch.where(self.layout.pair_mask(self.device), logits, 0)
         multipliers = (self.multipliers + self.hyperparameter("dual_step").unsqueeze(-1) * start_values[:, 1:]).clamp_min(0)
         if self.multiplier_cap is not None:
             multipliers = torch.minimum(multipliers, self.hyperparameter("multiplier_cap").unsqueeze(-1))

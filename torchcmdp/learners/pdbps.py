@@ -13,6 +13,7 @@ from torchcmdp.confidence import CONFIDENCE_KINDS, KernelSet, lower_occupancy, u
 from torchcmdp.errors import InvalidInput
 from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner
+from torchcmdp.occupancy import open_logits, softmax_policy
 from torchcmdp.trajectory import Trajectory
 
 
@@ -74,7 +75,7 @@ class PDBPS(Learner):
     @property
     def policy(self) -> Tensor:
         """pi_t, `(runs x L x S x A)`."""
-        return self.logits.softmax(-1) * self.layout.pair_mask(self.device)
+        return softmax_policy(self.logits, self.layout)
 
     def update(self, trajectory: Trajectory) -> None:
         """One episode after the roll-out: estimate Q and its bonus with P_{t-1}, move policy and multipliers, count."""
@@ -112,8 +113,8 @@ class PDBPS(Learner):
     def _step(self, loss: Tensor) -> None:
         """pi <- (1 - share) y + share / |A| with y ~ pi exp(-eta / Xi loss), in logarithms, where nothing underflows."""
         step = self._each("eta") / self.loss_range[:, None, None, None]
-        moved, share = (self.logits - step * loss).log_softmax(-1), self._each("share")
-        mixed = torch.logaddexp(torch.log1p(-share) + moved, (share / self.layout.actions).log())
+        moved, share = open_logits(self.logits - step * loss, self.layout).log_softmax(-1), self._each("share")
+        mixed = torch.logaddexp(torch.log1p(-share) + moved, (share / self.layout.action_counts(self.device).to(share)).log())
         self.logits = torch.where(self.layout.pair_mask(self.device), mixed, 0)
 
     def _move_multipliers(self, trajectory: Trajectory) -> None:

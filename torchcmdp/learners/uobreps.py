@@ -28,7 +28,7 @@ class UOBREPS(WCOPS):
     theorems = ("regret",)  # against the best policy, and so against the best safe one; of the costs it promises nothing
 
     def __init__(self, layout: Layout, constraints: int, *args: Any, **settings: Any) -> None:
-        super().__init__(layout, 0, *args, **settings)
+        super().__init__(layout, 0, *args, **{**settings, "cost_low": None})
         self.ignored_constraints = whole_number("constraints", constraints, least=0)
 
     def observe(self, trajectory: Trajectory) -> Evidence:

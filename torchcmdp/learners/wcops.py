@@ -10,22 +10,17 @@ import torch
 from torch import Tensor
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, upper_occupancy_visited
-from torchcmdp.errors import check_delta, whole_number
-from torchcmdp.estimation import (
-    bonus,
-    empirical_threshold,
-    excess,
-    loss_estimate,
-    optimistic_cost,
-    step_uncertainty,
-    violation_threshold,
-)
+from torchcmdp.costs import CostModel, PaperCosts, cost_model, path_costs
+from torchcmdp.errors import InvalidInput, check_delta, whole_number
+from torchcmdp.estimation import doubly_robust_loss, loss_estimate
+from torchcmdp.hyperparameters import PerRun
+from torchcmdp.identity import config_of
 from torchcmdp.layout import Layout
 from torchcmdp.learners import compiled
-from torchcmdp.learners.base import Learner, PerRun
+from torchcmdp.learners.base import Learner
 from torchcmdp.learners.evidence import Evidence
-from torchcmdp.learners.practical import PRACTICAL_SCALES
-from torchcmdp.occupancy import uniform_occupancy
+from torchcmdp.learners.practical import RECIPE, practical_costs
+from torchcmdp.occupancy import uniform_occupancy, uniform_policy
 from torchcmdp.projection import LOG_FLOOR, ProjectionResult, ProjectionSolver, project, projection_solver
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.status import Status, shares
@@ -61,9 +56,13 @@ class WCOPS(Learner):
         radius_scale: Multiplies the transition radii.
         threshold_scale: Multiplies C_t where Gamma starts.
         cap_scale: Multiplies C_t where Gamma ends.
+        share: Of the uniform occupancy in the reference of the projection; None for none, as in the paper.
+        loss: "paper", or "doubly-robust": the mean loss so far, corrected at the visited pairs.
         violation_threshold: "paper", or "empirical": C_t computed from the radii in force.
         confidence: "entrywise" (the paper's), "l1" or "bernstein". Of an L1 ball the projection sees the tightest box around it.
         solver: Of the projection: "newton", "cvxpy", or a solver with settings, such as `Newton(tolerance=1e-9)`.
+        costs: What it believes of the costs, such as `PriorCosts(margin=1.0)`; `PaperCosts()` by default, which alone has a bonus
+            and a threshold.
     """
 
     name = "WC-OPS"
@@ -75,23 +74,31 @@ class WCOPS(Learner):
         "radius_scale": 1.0,
         "threshold_scale": 1.0,
         "cap_scale": 1.0,
+        "share": None,
     }
-    choices = {"violation_threshold": ("paper", "empirical"), "confidence": CONFIDENCE_KINDS}
+    choices = {"loss": ("paper", "doubly-robust"), "violation_threshold": ("paper", "empirical"), "confidence": CONFIDENCE_KINDS}
+    loss: str
     violation_threshold: str
+    share: Tensor | None
     log_occupancy: Tensor
-    cost_estimate: Tensor
-    path_violation: Tensor
-    uncertainty: Tensor
+    loss_sum: Tensor
     _floor: Tensor
+    _uniform: Tensor
 
     def __init__(
         self,
         *args: Any,
         solver: str | ProjectionSolver = "newton",
+        costs: CostModel | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
         self.solver = projection_solver(solver)
+        self.costs = cost_model(self, costs, settings)
+        if self.share is not None and self.share.device.type != "meta" and not (self.share <= 1).all():
+            raise InvalidInput(f"share contains {float(self.share.max()):g}; a weight must not exceed one.")
+        if not (type(self.costs) is PaperCosts and self.costs.is_plain and self.loss == "paper" and self.share is None):
+            self.theorems = ()  # type: ignore[misc]  # the paper proves nothing of such a learner
         self._register_state()
 
     @classmethod
@@ -102,13 +109,20 @@ class WCOPS(Learner):
 
     @classmethod
     def practical(cls, *args: Any, **overrides: Any) -> Self:
-        """WC-OPS with constants that a study by gradient found, for horizons people can run; they carry no worst-case guarantee.
+        """WC-OPS for horizons that people can run: the recipe that `python -m train study` judges, in `learners/practical.py`.
+
+        What each change loses of the paper's guarantees: steps 20 times as long leave the regret bound, whose proof needs eta and
+        gamma of the paper's size. Radii at a hundredth may leave the true transitions out of the confidence set. The prior in
+        place of the bonus may leave the true costs out, with a probability that delta does not bound. The margin may cut the best
+        safe policy off, by as much as one standard error of what it costs. The drift test may ring where nothing has changed, and
+        then forgets samples that were worth keeping. The doubly robust loss is as biased as the paper's, but its bound needs
+        losses that are not negative, which a correction can be. The share keeps the reference off the set by a ten-thousandth.
 
         Args:
             args: As in the constructor.
-            overrides: Any of its options, or of the scales in `learners/practical.py`, which says how they were found.
+            overrides: Any of its options, or of `eta_scale` and `gamma_scale`.
         """
-        return cls.scaled(*args, **{**PRACTICAL_SCALES, **overrides})
+        return cls.scaled(*args, **{**RECIPE, "costs": practical_costs(), **overrides})
 
     def _register_state(self) -> None:
         """The state before the first episode: the uniform occupancy, no visits, no costs seen."""
@@ -117,17 +131,44 @@ class WCOPS(Learner):
         # finite in the padding too: ln 0 would turn the gradients of log-sum-exp into NaN there
         padding = torch.full(self.layout.transition_shape, LOG_FLOOR, **like)
         self.register_buffer("_floor", torch.where(mask, math.log(OCCUPANCY_FLOOR), padding), persistent=False)
-        uniform = torch.where(mask, uniform_occupancy(self.layout, **like).log(), padding)
+        uniform = uniform_occupancy(self.layout, **like)
+        # where it underflows the policy is uniform as well
+        unreached = OCCUPANCY_FLOOR * uniform_policy(self.layout, **like).unsqueeze(-1) * self.layout.uniform_transitions(**like)
+        uniform = torch.where(mask, torch.where(uniform > 0, uniform, unreached).log(), padding)
         self.register_buffer("log_occupancy", uniform.expand(self.runs, -1, -1, -1, -1).contiguous())
-        self.add_zeros("cost_estimate", self.constraints, *self.layout.pair_shape)
-        self.add_zeros("path_violation", self.constraints)
-        if self.violation_threshold == "empirical":
-            self.add_zeros("uncertainty")
+        self.register_buffer("_uniform", uniform, persistent=False)
+        if self.loss == "doubly-robust":
+            self.add_zeros("loss_sum", *self.layout.pair_shape)
 
     @property
     def occupancy(self) -> Tensor:
-        """qhat_t, `(runs x L x S x A x S)`."""
+        """qhat_t, `(runs x L x S x A x K)`."""
         return self.log_occupancy.exp() * self.layout.transition_mask(self.device)
+
+    @property
+    def planned(self) -> Tensor:
+        """qhat_t(x,a), `(runs x L x S x A)`."""
+        return self.occupancy.sum(-1)
+
+    @property
+    def cost_estimate(self) -> Tensor:
+        """ghat_i, `(runs x m x L x S x A)`."""
+        return self.costs.cost_estimate
+
+    @property
+    def path_violation(self) -> Tensor:
+        """S_i of the paper's cost model, `(runs x m)`."""
+        return self.costs.path_violation  # type: ignore[return-value]
+
+    @property
+    def uncertainty(self) -> Tensor:
+        """Of the paper's cost model with an empirical threshold, what the visits so far are worth, `(runs,)`."""
+        return self.costs.uncertainty  # type: ignore[return-value]
+
+    @property
+    def mean_loss(self) -> Tensor:
+        """Of a doubly robust loss, the mean of 1 - r at each pair, `(runs x L x S x A)`; zero where it was never visited."""
+        return self.loss_sum / self.visits.clamp_min(1)
 
     @property
     def policy(self) -> Tensor:
@@ -147,64 +188,54 @@ class WCOPS(Learner):
         """Lines 4 and 5, with the upper occupancy over P_{t-1}: it must not know episode t (D5)."""
         visited, transitions = self.visited(trajectory)
         upper = upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
-        loss = loss_estimate(visited, trajectory.rewards.to(self.dtype), upper, self.hyperparameter("gamma"))
-        costs = trajectory.costs.to(self.dtype)
-        return Evidence(loss, visited, transitions, costs.sum(-2), costs.transpose(-1, -2)[..., None, None])
+        rewards, (paths, costs) = trajectory.rewards.to(self.dtype), path_costs(trajectory, self.dtype)
+        seen = (visited, rewards, upper, self.hyperparameter("gamma"))
+        if self.loss == "doubly-robust":
+            loss, losses = doubly_robust_loss(*seen, self.mean_loss, self.visits), visited * (1 - rewards)[..., None, None]
+        else:
+            loss, losses = loss_estimate(*seen), None
+        met: dict[str, Tensor] = {"visited": visited, "transitions": transitions, "path_costs": paths, "costs": costs}
+        return Evidence(**met, loss=loss, losses=losses)
 
     def learn(self, evidence: Evidence) -> None:
         """Lines 6 to 10: count, estimate the costs, rebuild the safe set, project."""
-        self._count(evidence)
-        gamma_excess = self._excess()
-        self.cost_estimate, rate = evidence.revise(self.cost_estimate, gamma_excess, self.visits)
+        self.costs.observe(evidence, self)
+        if self.loss == "doubly-robust":
+            assert evidence.losses is not None, "a doubly robust loss needs the losses that were met"
+            self.loss_sum = self.loss_sum + evidence.losses
+        self.count_visits(evidence.visited, evidence.transitions)
         result = self._project(evidence.loss, self.safe_set())
         self.log_occupancy = torch.maximum(result.log_occupancy, self._floor)
-        self._last = (result, gamma_excess, rate)
-
-    def _count(self, evidence: Evidence) -> None:
-        """N, M, S_i and t with the episode counted; P_t follows from them when it is asked for."""
-        if self.violation_threshold == "empirical":  # with the radii that the episode was planned with
-            step = step_uncertainty(self.kernels.lower, self.kernels.upper, self._bonus(), self.visits, self.layout)
-            self.uncertainty = self.uncertainty + (step * evidence.visited).sum((-3, -2, -1))
-        self.count_visits(evidence.visited, evidence.transitions)
-        self.path_violation = self.path_violation + evidence.path_costs
-
-    def _excess(self) -> Tensor:
-        """Gamma_i, `(runs x m)`."""
-        size = (self.episode, self.layout, self.constraints)
-        if self.violation_threshold == "empirical":
-            threshold = empirical_threshold(self.uncertainty, *size, **self._made_for)
-        else:
-            threshold = violation_threshold(*size, **self._made_for)
-        return excess(self.path_violation, threshold, self.hyperparameter("threshold_scale"), self.hyperparameter("cap_scale"))
-
-    def _bonus(self) -> Tensor:
-        """b_t, `(runs x L x S x A)`."""
-        scale = self.hyperparameter("bonus_scale")
-        return bonus(self.visits, self.layout, self.constraints, bonus_scale=scale, **self._made_for)
+        self._last = result
 
     def safe_set(self) -> SafeSet:
         """Lines 8 and 9: the occupancies of P_t that the optimistic costs call safe."""
-        costs = optimistic_cost(self.cost_estimate, self._bonus(), self.visits, self.layout)
-        return SafeSet(self.layout, self.kernels.lower, self.kernels.upper, costs)
+        return SafeSet(self.layout, self.kernels.lower, self.kernels.upper, self.costs.optimistic(self))
+
+    @property
+    def log_reference(self) -> Tensor:
+        """ln of what the next occupancy is projected from: qhat_t, with its share of the uniform one, `(runs x L x S x A x S)`."""
+        if self.share is None:
+            return self.log_occupancy
+        share = self.hyperparameter("share")[:, None, None, None, None]
+        return torch.logaddexp(torch.log1p(-share) + self.log_occupancy, share.log() + self._uniform)
 
     def _project(self, loss: Tensor, safe_set: SafeSet) -> ProjectionResult:
         """Line 10: argmin eta <loss, q> + KL(q, qhat_t) over the safe set."""
         return project(
-            loss, None, safe_set, self.hyperparameter("eta"), log_reference=self.log_occupancy, solver=self.solver
+            loss, None, safe_set, self.hyperparameter("eta"), log_reference=self.log_reference, solver=self.solver
         )  # fmt: skip
 
     def _diagnose(self) -> dict[str, Tensor]:
-        """Of the last update: solver iterations, residual and status, constraints with Gamma > 0, and the largest beta."""
-        result, gamma_excess, rate = self._last
-        dtype = self.dtype
+        """Of the last update: solver iterations, residual and status, and what the cost model says."""
+        result, dtype = self._last, self.dtype
         return {
             "Solver/iterations": result.iterations.to(dtype),
             "Solver/residual": result.residual.detach().to(dtype),
             **shares(result.status, Status.ELASTIC, Status.MAX_ITERATIONS, Status.INVALID, dtype=dtype),
-            "Learner/gamma_active": (gamma_excess.detach() > 0).sum(-1).to(dtype),
-            "Learner/max_beta": rate.detach().flatten(1).amax(-1) if self.constraints else rate.new_zeros(self.runs),
+            **self.costs.diagnostics(self),
         }
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        return {**super().config(), "solver": self.solver.config()}
+        return {**super().config(), "solver": self.solver.config(), "costs": config_of(self.costs)}

@@ -12,6 +12,7 @@ from typing_extensions import override
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, check_kind, check_tensor, choice, not_negative, number, whole_number
 from torchcmdp.identity import fingerprint
+from torchcmdp.layout import Layout
 from torchcmdp.planning import safest_policy
 from torchcmdp.processes.base import Process, check_keys, check_mean
 
@@ -112,17 +113,17 @@ def safe_caps(cmdp: LayeredCMDP, rho0: float) -> Tensor:
     """
     check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP")
     rho0 = number("rho0", rho0, "a number in [0, 1], since costs lie in [-1, 1]", lambda found: 0 <= found <= 1)
-    visited = _reachable(safest_policy(cmdp) > 0, cmdp.transitions > 0)
+    visited = _reachable(safest_policy(cmdp) > 0, cmdp.transitions > 0, cmdp.layout)
     free = cmdp.layout.pair_mask(cmdp.device).to(cmdp.dtype)
     caps = torch.where(visited, free.new_full((), -rho0), free)
     return caps.unsqueeze(-4).expand_as(cmdp.costs).clone()
 
 
-def _reachable(taken: Tensor, possible: Tensor) -> Tensor:
+def _reachable(taken: Tensor, possible: Tensor, layout: Layout) -> Tensor:
     """Which pairs can be visited, `(... x L x S x A)` bool, by actions `taken` and successors `possible`."""
     pairs = [taken[..., 0, :, :]]
     for k in range(1, taken.shape[-3]):
-        entered = (pairs[-1].unsqueeze(-1) & possible[..., k - 1, :, :, :]).flatten(-3, -2).any(-2)
+        entered = layout.arrivals((pairs[-1].unsqueeze(-1) & possible[..., k - 1, :, :, :]).to(torch.int64), k - 1) > 0
         pairs.append(entered.unsqueeze(-1) & taken[..., k, :, :])
     return torch.stack(pairs, dim=-3)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from torchcmdp.distributed import Crew
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, check_callable
 from torchcmdp.protocols import EnvironmentLike, LearnerLike
 from torchcmdp.run.loop import Job
 from torchcmdp.run.options import RunKeywords, RunOptions
 from torchcmdp.run.result import RunResult
-from torchcmdp.run.session import Session, full_config
+from torchcmdp.run.session import Session, check_environment, full_config
 from torchcmdp.run.stored import load
 
 __all__ = ["RunOptions", "RunResult", "load", "run", "run_split"]
@@ -43,7 +43,9 @@ def run(
             `RunOptions`.
     """
     chosen = RunOptions(log_every, **options)
-    session = Session(learner, env, int(episodes), chosen.spacing(episodes), Crew(env.runs, alone=True))
+    spacing = chosen.spacing(episodes)
+    check_environment(env)
+    session = Session(learner, env, int(episodes), spacing, Crew(env.runs, alone=True))
     return Job(session, logdir, chosen).carry_out()
 
 
@@ -70,7 +72,9 @@ def run_split(
     """
     chosen, crew = RunOptions(log_every, **options), Crew(runs)
     spacing = chosen.spacing(episodes)
+    check_callable("make", make, "a function of a number of runs and of the first one")
     learner, env = make(crew.own_runs, crew.first_run)
+    check_environment(env)
     if env.runs != crew.own_runs:
         raise InvalidInput(
             f"make({crew.own_runs}, {crew.first_run}) gave a simulator of {env.runs} runs; expected {crew.own_runs}."

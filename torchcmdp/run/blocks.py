@@ -9,29 +9,36 @@ import torch
 from torch import Tensor
 
 from torchcmdp.comparators import Comparators
-from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import compact
 from torchcmdp.learners.base import Learner
-from torchcmdp.learners.compiled import Packed, check_failures, is_compilable, is_original
+from torchcmdp.learners.compiled import Packed, check_failures, is_original
+from torchcmdp.learners.compiled import obstacle as learner_obstacle
 from torchcmdp.metrics import Tracker
 from torchcmdp.run.diagnostics import Diagnostics
 from torchcmdp.simulator import Simulator
 
 
-def can_play(learner: Any, env: Any, tracker: Any, diagnostics: Diagnostics) -> bool:
-    """Whether compiled code can play these, with the numbers that they would give themselves."""
-    if engine() == "torch" or not isinstance(learner, Learner) or not is_compilable(learner):
-        return False
-    ours = type(env) is Simulator and env.is_packable and type(tracker) is Tracker and type(tracker._comparators) is Comparators
-    if not (ours and is_original(env, "rollout") and is_original(tracker, "update") and is_original(learner, "policy", "update")):
-        return False
-    fits = learner.layout == env.layout and learner.runs == env.runs
+def obstacle(learner: Any, env: Any, tracker: Any) -> str:
+    """What keeps compiled code from playing these with the numbers that they would give themselves, as a clause; else empty."""
+    if not isinstance(learner, Learner):
+        return f"{type(learner).__name__} is no learner of this library"
+    if why := learner_obstacle(learner):
+        return why
+    if not (isinstance(env, Simulator) and vars(type(env)).get("plays_in_blocks", type(env) is Simulator)):
+        return f"{type(env).__name__} is not the simulator of this library"
+    if not env.is_packable:
+        return "a process is not of this library, has come to its end, or is not in torch.float64 on the CPU"
+    originals = is_original(env, "rollout") and is_original(tracker, "update") and is_original(learner, "policy", "update")
+    if not (originals and type(tracker) is Tracker and type(tracker._comparators) is Comparators):
+        return "the tracker, or a method of learner or simulator, is somebody else's"
     constraints = getattr(learner, "ignored_constraints", learner.constraints)
-    return fits and constraints == env.constraints  # type: ignore[no-any-return]
+    if (learner.layout, learner.runs, constraints) != (env.layout, env.runs, env.constraints):
+        return "learner and simulator have different layouts, runs or constraints"
+    return ""
 
 
 class Blocks:
-    """Plays blocks of episodes for those that `can_play` said yes to.
+    """Plays blocks of episodes for those that no `obstacle` keeps from it.
 
     Args:
         learner, env, tracker, diagnostics: Those of a session.
@@ -48,8 +55,9 @@ class Blocks:
         from torchcmdp.kernels.threads import over_batch
 
         env, geometry, learnt = self.env, self.geometry, int(self.learner.episode)
+        env.watch(self.learner.policy)
         packed = Packed(self.learner)
-        sums = self.diagnostics.room_for(packed.face.kernels.TAGS, env.device)
+        sums = self.diagnostics.room_for(packed.tags, env.device)
         world, scene = env.pack(), self._scene(packed, sums)
 
         def piece(start: int, stop: int) -> None:

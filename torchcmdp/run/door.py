@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcmdp.errors import InvalidInput
 from torchcmdp.events import WALL_TIME
@@ -15,7 +15,7 @@ from torchcmdp.identity import digest
 from torchcmdp.run.session import SPEED, Session
 
 # In the file beside a session's own state; what it says was compared before.
-BESIDE = ("format", "config", "standing")
+BESIDE = ("format", "config", "standing", "attributes")
 
 
 def enter(session: Session, state: Mapping[str, Any]) -> None:
@@ -26,6 +26,7 @@ def enter(session: Session, state: Mapping[str, Any]) -> None:
     check_counts(session, state)
     _check_types("the checkpoint", state, {name: part for name, part in session.state().items() if name not in ("axes", *BESIDE)})
     session.restore(state)
+    _check_attributes(session, state["attributes"])
     if int(session.env.episode) != session.first_episode + session.played:
         raise InvalidInput(f"its simulator stands at episode {session.env.episode}, not {session.first_episode + session.played}.")
     tags = session.diagnostics.tags  # which only ever grow
@@ -40,6 +41,29 @@ def enter(session: Session, state: Mapping[str, Any]) -> None:
             raise InvalidInput(f"what it holds for {name} is not what comes out when it is loaded.")
 
 
+def _check_attributes(session: Session, kept: Mapping[str, Any]) -> None:
+    """Refuse to continue where something that changed while it was played has not come back with the state."""
+    now = session.changed_attributes()
+    wrong = [f"{kind}.{name}" for kind, names in kept.items() for name in names if now.get(kind, {}).get(name) != names[name]]
+    # of a finished run nothing is continued, and processes that share the runs know no attributes
+    if wrong and session.crew.size == 1 and not session.completed:
+        raise InvalidInput(f"{_named(wrong)} changed while it was played, and load_state_dict does not bring it back.")
+
+
+def forgotten(session: Session) -> str:
+    """What has changed since the run began and a module's own `state_dict` does not hold, as a clause; empty if nothing has."""
+    learner = session.learner
+    if not isinstance(learner, nn.Module) or type(learner).load_state_dict is not nn.Module.load_state_dict:
+        return ""  # who writes it knows what to bring back, and is asked when a run is continued
+    kind, held = type(learner).__name__, {key.partition(".")[0] for key in learner.state_dict()}
+    missing = [f"{kind}.{name}" for name in session.changed_attributes().get(kind, {}) if name not in held]
+    return f"{_named(missing)} changes and is not in the state_dict; register it as a buffer, or" if missing else ""
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def check_counts(session: Session, state: Mapping[str, Any]) -> None:
     """The parts of a state that are the session's own."""
     for name, least, most in (("played", 1, session.episodes), ("first_episode", 0, math.inf), ("first_update", 0, math.inf)):
@@ -51,6 +75,9 @@ def check_counts(session: Session, state: Mapping[str, Any]) -> None:
     seconds = state.get("seconds")
     if type(seconds) is not float or not 0 <= seconds < math.inf:
         raise InvalidInput(f"its seconds are {_brief(seconds)}; expected a number that is not negative.")
+    told = state.get("attributes")
+    if not isinstance(told, Mapping) or not all(isinstance(names, Mapping) for names in told.values()):
+        raise InvalidInput(f"its attributes are {_brief(told)}; expected their values by class and name.")
     rows, extras = state.get("rows"), state.get("extras")
     if not isinstance(rows, list) or not isinstance(extras, list) or len(rows) != len(extras):
         raise InvalidInput(f"its rows are {_brief(rows)} and its extras {_brief(extras)}; expected two lists of one length.")

@@ -19,7 +19,7 @@ from torchcmdp.distributed import Crew, join
 from torchcmdp.errors import RunFolderError, warn
 from torchcmdp.folder import ADVICE, RunFolder, first_line
 from torchcmdp.kernels.engine import using
-from torchcmdp.run.door import check_counts, enter
+from torchcmdp.run.door import check_counts, enter, forgotten
 from torchcmdp.run.options import RunOptions
 from torchcmdp.run.result import RunResult
 from torchcmdp.run.session import BANDED, Session
@@ -37,6 +37,7 @@ class Job:
     options: RunOptions
     folder: RunFolder | None = None  # in process 0, if there is a logdir
     _kept: int = 0  # the logging point up to which the curves are in the folder
+    _warned: bool = False  # that the learner's state is not all that changes
 
     def carry_out(self) -> RunResult:
         """Resume, play what is left, finish."""
@@ -48,8 +49,8 @@ class Job:
             if session.completed:
                 return session.result()
             crew.deal(self._begin)
-            session.notices.at_start(session)
             with using(self.options.engine):
+                session.notices.at_start(session)
                 self._play()
             result = session.result()
             self._keep(result)
@@ -145,6 +146,9 @@ class Job:
             return
         if session.last_point > self._kept and not session.completed:
             self._keep(session.result())
+        if not session.completed and not self._warned and (missing := forgotten(session)):
+            self._warned = True
+            warn(f"{missing} the run in {self.logdir} cannot be continued once it is interrupted.")
         states = session.crew.collect(session.state())
         if self.folder is not None and states is not None:
             self.folder.save(join(states, states[0]["axes"]), session.config)

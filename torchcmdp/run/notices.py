@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torchcmdp.errors import warn
+from torchcmdp.kernels.engine import engine
 from torchcmdp.status import Status
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ class Notices:
                 PAST_HORIZON,
                 f"{name} was made for a horizon of {session.horizon} episodes, and this run ends with its episode {last}: what its "
                 f"confidence terms promise ends before; make it with horizon={last}. The tag {PAST_HORIZON} counts such episodes.",
+            )
+        if engine() == "auto" and session.obstacle.endswith("kernels compute in torch.float64"):
+            self._say(
+                "float32",
+                f"{session.obstacle}: torch plays this run, a step at a time, which is many times slower; make learner and CMDP in "
+                'torch.float64, or say engine="torch" if that is what you want.',
             )
         if before and not session.played:
             self._say(

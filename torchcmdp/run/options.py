@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
-from torchcmdp.errors import InvalidInput, warn
+from torchcmdp.errors import InvalidInput, brief, check_callable, choice, number, switch, warn, whole_number
+from torchcmdp.kernels.engine import ENGINES
 
 POINTS = 200
 MOST_POINTS = 10_000
+MOST_EPISODES = 2**32
 
 
 class RunKeywords(TypedDict, total=False):
@@ -53,15 +55,23 @@ class RunOptions:
     on_progress: Callable[[int], object] | None = None
 
     def __post_init__(self) -> None:
-        for name, between in (("log_every", "logging points"), ("checkpoint_episodes", "checkpoints")):
-            value = getattr(self, name)
-            if value is not None and int(value) < 1:
-                raise InvalidInput(f"{name} is {value}; there must be at least one episode between {between}.")
+        for name in ("log_every", "checkpoint_episodes"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), least=1)
+        for name in ("progress", "fresh", "images"):
+            switch(name, getattr(self, name))
+        number("checkpoint_every", self.checkpoint_every, "a number of seconds that is not negative", lambda found: found >= 0)
+        if self.engine is not None:
+            choice("engine", self.engine, ENGINES)
+        if self.on_progress is not None:
+            check_callable("on_progress", self.on_progress, "a function of a number of episodes, or None")
 
     def spacing(self, episodes: int) -> int:
         """How many episodes lie between the logging points of a run of so many."""
-        if int(episodes) < 1:
-            raise InvalidInput(f"episodes is {episodes}; a run needs at least one.")
+        if whole_number("episodes", episodes, least=1) > MOST_EPISODES:
+            raise InvalidInput(
+                f"episodes is {brief(episodes)}; a run has at most {MOST_EPISODES:,}, and then no more random numbers."
+            )
         if self.log_every is None:
             return max(1, int(episodes) // POINTS)
         least = math.ceil(int(episodes) / MOST_POINTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from torchcmdp import plotting
 from torchcmdp.errors import TorchCMDPError
-from torchcmdp.metrics import mean_and_interval
+from torchcmdp.metrics import mean_and_interval, worst_constraint
 from torchcmdp.run.notices import PAST_HORIZON
 from torchcmdp.status import Status
 
 CURVES = (
-    *("regret", "anytime_regret", "alpha_regret", "violation", "positive_violation"),
+    *("regret", "anytime_regret", "alpha_regret", "violation", "positive_violation", "unsafe_share"),
     *("violation_by_constraint", "positive_violation_by_constraint"),
 )
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunResult:
-    """What a run measured.
+    """What a run measured, in the user's units where the CMDP has any.
 
     Attributes:
         episodes: Episodes played at each logging point, `(points,)`.
@@ -36,7 +36,9 @@ class RunResult:
         alpha_regret: Against alpha times the reward of the best policy, safe or not, up to the last point.
         violation, positive_violation: Cumulative, of the worst constraint, `(runs x points)`.
         realised_violation: The same of the costs met along the paths walked, where `violation` sums the means.
-        violation_by_constraint, positive_violation_by_constraint: `(runs x points x m)`.
+        unsafe_share: Share of the episodes up to each point in which the expected cost of some constraint was above zero, and that
+            by more than rounding (1e-9), `(runs x points)`.
+        violation_by_constraint, positive_violation_by_constraint, realised_violation_by_constraint: `(runs x points x m)`.
         rho, alpha: Of all episodes up to the last point, `(runs,)`.
         safe_value, best_value: Reward an episode of the best safe policy and of the best one, safe or not, in the mean over the
             episodes up to the last point, `(runs,)`.
@@ -44,6 +46,8 @@ class RunResult:
             "regret", "violation", "positive_violation".
         diagnostics: Mean over all episodes of each of the learner's diagnostics, `(runs,)` each.
         counts: In how many episodes each of them was positive, `(runs,)` each.
+        units: How the numbers above relate to the normal form of the CMDP, which `scaled` has: "reward_scale" and "reward_offset",
+            `(runs,)`, and "cost_scale", `(runs x m)`; empty where the normal form is all there is.
         config: Everything that determined the numbers.
         completed: False when the run was interrupted.
         seconds: Time spent playing, over all sittings.
@@ -56,8 +60,10 @@ class RunResult:
     violation: Tensor
     positive_violation: Tensor
     realised_violation: Tensor
+    unsafe_share: Tensor
     violation_by_constraint: Tensor
     positive_violation_by_constraint: Tensor
+    realised_violation_by_constraint: Tensor
     rho: Tensor
     alpha: Tensor
     safe_value: Tensor
@@ -65,6 +71,7 @@ class RunResult:
     bounds: dict[str, Tensor]
     diagnostics: dict[str, Tensor]
     counts: dict[str, Tensor]
+    units: dict[str, Tensor]
     config: dict[str, Any]
     completed: bool
     seconds: float
@@ -79,6 +86,23 @@ class RunResult:
     def name(self) -> str:
         """What the learner is called."""
         return str(self.config["learner"]["name"])
+
+    @property
+    def scaled(self) -> RunResult:
+        """The same in the normal form of the CMDP: rewards in [0, 1] and costs in [-1, 1] a step."""
+        if not self.units:
+            return self
+        reward, cost = self.units["reward_scale"], self.units["cost_scale"]
+        shown: dict[str, Any] = {
+            name: getattr(self, name) / reward[:, None] for name in ("regret", "anytime_regret", "alpha_regret")
+        }
+        for name in ("violation", "positive_violation", "realised_violation"):
+            shown[f"{name}_by_constraint"] = getattr(self, f"{name}_by_constraint") / cost[:, None]
+            shown[name] = worst_constraint(shown[f"{name}_by_constraint"])
+        for name in ("safe_value", "best_value"):
+            shown[name] = (getattr(self, name) - self.units["reward_offset"]) / reward
+        bounds = {name: bound / (cost.max() if "violation" in name else reward.max()) for name, bound in self.bounds.items()}
+        return replace(self, **shown, bounds=bounds, units={})
 
     def summary(self) -> str:
         """A table to read: what was measured at the last point, with 95% intervals over runs, and what happened how often."""

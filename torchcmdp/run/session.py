@@ -13,18 +13,19 @@ from torch import Tensor, nn
 
 from torchcmdp import theory
 from torchcmdp.distributed import Crew, join, run_axes
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, brief
 from torchcmdp.events import HALF_WIDTH, WALL_TIME
-from torchcmdp.identity import config_of, has_attributes
+from torchcmdp.identity import attributes_of, config_of, has_attributes
 from torchcmdp.kernels.engine import engine
 from torchcmdp.metrics import Tracker, mean_and_interval
 from torchcmdp.processes import stateless
 from torchcmdp.protocols import EnvironmentLike, LearnerLike, TrackerLike, first_axes
-from torchcmdp.run.blocks import Blocks, can_play
+from torchcmdp.run.blocks import Blocks, obstacle
 from torchcmdp.run.diagnostics import Diagnostics
 from torchcmdp.run.notices import NO_SAFE_POLICY, PAST_HORIZON, Notices
 from torchcmdp.run.result import RunResult
 from torchcmdp.simulator import Simulator
+from torchcmdp.units import Units
 
 DEFAULT_DELTA = 0.01
 BLOCK_SECONDS = 0.1  # how long episodes are played without a look at the clock
@@ -36,6 +37,7 @@ TAGS = {
     "Violation/cumulative": "violation",
     "Violation/positive": "positive_violation",
     "Violation/realised": "realised_violation",
+    "Violation/unsafe_share": "unsafe_share",
     "Regret/alpha": "alpha_regret",
     "Metrics/EpRet": "episode_return",
     "Metrics/rho": "rho",
@@ -46,8 +48,19 @@ TAGS_BY_CONSTRAINT = {
     "Violation/positive": "positive_violation_by_constraint",
     "Metrics/EpCost": "episode_cost",
 }
-BANDED = ("Regret/cumulative", "Regret/alpha", "Violation/cumulative", "Violation/positive", "Metrics/EpRet")
+BANDED = (
+    "Regret/cumulative",
+    "Regret/alpha",
+    "Violation/cumulative",
+    "Violation/positive",
+    "Violation/unsafe_share",
+    "Metrics/EpRet",
+)
 OVER_ROOT = {"Regret/cumulative": "Regret/over_sqrt_t", "Violation/cumulative": "Violation/over_sqrt_t"}
+
+
+# What an environment must have to be played in.
+MEMBERS = ("episode", "layout", "constraints", "runs", "device", "rollout", "config")
 
 
 @dataclass
@@ -91,6 +104,7 @@ class Session:
         self.first_episode, self.first_update = int(env.episode), _updates(learner)
         self.notices = Notices(silent=not self.crew.leads)
         self.config = self.config or self._config()
+        self._begun_with = self._attributes()
         self._lap = (time.monotonic(), 0)
         self._blocks: Blocks | None = None
         self._pace = 1  # episodes of the next block
@@ -123,15 +137,18 @@ class Session:
         """The episode of the last logging point, 0 before the first."""
         return int(self.rows[-1]["episode"]) if self.rows else 0
 
+    @property
+    def obstacle(self) -> str:
+        """Why the next episode is played in torch, a step at a time; empty where a compiled block can be."""
+        return 'engine is "torch"' if engine() == "torch" else obstacle(self.learner, self.env, self.tracker)
+
     def advance(self, most: int) -> int:
         """Play episodes, as many as take a tenth of a second and no more than `most`; returns how many."""
         started = time.monotonic()
-        if not can_play(self.learner, self.env, self.tracker, self.diagnostics):
+        why = self.obstacle
+        if why:
             if engine() == "compiled":
-                raise InvalidInput(
-                    'engine is "compiled", which plays learners, simulators and processes of this library in float64 on the CPU; '
-                    'expected those, or engine "auto".'
-                )
+                raise InvalidInput(f'engine is "compiled", but {why}; expected what kernels can play, or engine "auto".')
             episodes = 1
             self._step()
         else:
@@ -230,8 +247,26 @@ class Session:
             **parts,
             # attributes that define somebody's learner may also be its state: it is known by these as well, while in memory
             "standing": json.dumps(self._config()) if has_attributes(self.config) and self.crew.size == 1 else "",
+            "attributes": self.changed_attributes(),
             "axes": {name: run_axes(part, parts[name]) for name, part in self._parts.items()},
         }
+
+    def changed_attributes(self) -> dict[str, dict[str, Any]]:
+        """Of what is somebody's own, by class the attributes that are not what they were when the run began, with their values.
+
+        Their values tell whether its state is all that changes.
+        """
+        found = {}
+        for kind, now in self._attributes().items():
+            before = self._begun_with.get(kind, {})
+            found[kind] = {name: value for name, value in now.items() if name not in before or before[name] != value}
+        return {kind: changed for kind, changed in found.items() if changed}
+
+    def _attributes(self) -> dict[str, dict[str, Any]]:
+        if self.crew.size > 1:  # each has some of the runs, and none has the attributes of all
+            return {}
+        parts = (self.learner, self.env, getattr(self.env, "rewards", None), getattr(self.env, "costs", None))
+        return {type(part).__name__: told for part in parts if (told := attributes_of(part))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
@@ -241,6 +276,8 @@ class Session:
         self.played, self.seconds = state["played"], state["seconds"]
         self.rows, self.extras = list(state["rows"]), list(state["extras"])
         self.config = json.loads(state["config"])
+        for kind, names in state["attributes"].items():  # also of a learner that has been in memory all the time
+            self._begun_with[kind] = {n: v for n, v in self._begun_with.get(kind, {}).items() if n not in names}
         self._lap = (time.monotonic(), self.played)
 
     def result(self) -> RunResult:
@@ -252,6 +289,7 @@ class Session:
             "best_value": curves["best_reward"][:, -1] / self.last_point,
             "diagnostics": self.diagnostics.means(self.played),
             "counts": {**self.diagnostics.counts(), **self._late_count()},
+            "units": self._scales(),
             "seconds": self.seconds,
         }
         episodes = torch.tensor([int(row["episode"]) for row in self.rows])
@@ -274,7 +312,32 @@ class Session:
             "positive_violation": lambda: theory.positive_violation_bound(layout, m, horizon, delta, t),
         }
         own = getattr(self.learner, "theorems", ())
-        return {**{name: bound() for name, bound in bounds.items() if name in own}, "trivial": theory.trivial_bound(layout, t)}
+        found = {**{name: bound() for name, bound in bounds.items() if name in own}, "trivial": theory.trivial_bound(layout, t)}
+        scales = self._scales()
+        if not scales:
+            return found
+        # of runs with different units the widest holds for all
+        reward, cost = (float(scales[name].max()) if scales[name].numel() else 1.0 for name in ("reward_scale", "cost_scale"))
+        shown = {name: bound * (cost if "violation" in name else reward) for name, bound in found.items()}
+        return {**shown, "trivial_violation": found["trivial"] * cost}
+
+    def _scales(self) -> dict[str, Tensor]:
+        """Of the user's units what leads back to the normal form, `(own runs [x m])` each; empty without units."""
+        units: Units | None = getattr(getattr(self.env, "cmdp", None), "units", None)
+        if units is None:
+            return {}
+        names, runs = ("reward_scale", "reward_offset", "cost_scale"), self.env.runs
+        return {
+            name: getattr(units, name).expand(runs, *getattr(units, name).shape[-1:] * (name == "cost_scale")) for name in names
+        }
+
+
+def check_environment(env: object) -> None:
+    """Refuse what cannot be played in."""
+    lacks = [name for name in MEMBERS if not hasattr(env, name)]
+    if lacks or isinstance(env, type):
+        what = f"it has no {', '.join(lacks)}" if lacks else "it is a class"
+        raise InvalidInput(f"env is {brief(env)}; it must be a Simulator, or anything like it (EnvironmentLike): {what}.")
 
 
 def _updates(learner: LearnerLike) -> int:

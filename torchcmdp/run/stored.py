@@ -17,7 +17,7 @@ from torchcmdp.folder import CURVES_FILE, first_line
 from torchcmdp.run.result import RunResult
 
 PLAIN = ("config", "completed", "seconds")
-BY_TAG = ("bounds", "diagnostics", "counts")
+BY_TAG = ("bounds", "diagnostics", "counts", "units")
 TENSORS = tuple(field.name for field in fields(RunResult) if field.name not in (*PLAIN, *BY_TAG))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.confidence import upper_occupancy
+from torchcmdp.costs import path_costs
 from torchcmdp.estimation import expected_learning_rate, learning_rate
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.evidence import Evidence
@@ -15,7 +16,7 @@ from torchcmdp.learners.wcops import WCOPS
 from torchcmdp.trajectory import Trajectory
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ExpectedEvidence(Evidence):
     """The expectation of an episode: every pair is visited as often as the policy leads one to expect, at its mean costs."""
 
@@ -25,7 +26,7 @@ class ExpectedEvidence(Evidence):
         return estimate + rate * (self.costs - estimate), rate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class MixedEvidence(Evidence):
     """The values of a sampled episode, with the derivatives of its expectation.
 
@@ -51,7 +52,7 @@ def expected_evidence(
 
     Args:
         learner: Before it learns from the episode.
-        occupancy: q^{P,pi}(x,a,y) of the policy just played under the true transitions, `(runs x L x S x A x S)`.
+        occupancy: q^{P,pi}(x,a,y) of the policy just played under the true transitions, `(runs x L x S x A x K)`.
         rewards: Mean rewards, `(runs x L x S x A)` or `(L x S x A)`.
         costs: Mean costs, `(runs x m x L x S x A)` or `(m x L x S x A)`.
         sample: What came of it. With it all values are those of `learner.observe(sample)`, and only the derivatives of what the
@@ -61,28 +62,45 @@ def expected_evidence(
     visited = occupancy.sum(-1)
     upper = upper_occupancy(learner.kernels, learner.policy, learner.layout)
     weights = 1 / (upper + learner.hyperparameter("gamma")[:, None, None, None])
-    loss = (1 - rewards) * visited * weights
-    mean = ExpectedEvidence(loss, visited, occupancy, (costs * visited.unsqueeze(-4)).sum((-3, -2, -1)), costs)
+    loss, losses = _losses(learner, 1 - rewards, visited, weights)
+    mean = ExpectedEvidence(
+        visited=visited,
+        transitions=occupancy,
+        path_costs=(costs * visited.unsqueeze(-4)).sum((-3, -2, -1)),
+        costs=costs,
+        loss=loss,
+        losses=losses,
+    )
     if sample is None:
         return mean
     seen, transitions = learner.visited(sample)
-    loss = (1 - sample.rewards.to(learner.dtype))[..., None, None] * seen * weights
-    observed = sample.costs.to(learner.dtype)
+    loss, losses = _losses(learner, (1 - sample.rewards.to(learner.dtype))[..., None, None], seen, weights)
+    paths, observed = path_costs(sample, learner.dtype)
     return MixedEvidence(
-        _valued(loss, mean.loss),
-        _valued(seen, mean.visited),
-        _valued(transitions, mean.transitions),
-        _valued(observed.sum(-2), mean.path_costs),
-        observed.transpose(-1, -2)[..., None, None],
-        mean,
+        visited=_valued(seen, mean.visited),
+        transitions=_valued(transitions, mean.transitions),
+        path_costs=_valued(paths, mean.path_costs),
+        costs=observed,
+        loss=_valued(loss, mean.loss),
+        losses=None if losses is None or mean.losses is None else _valued(losses, mean.losses),
+        mean=mean,
     )
+
+
+def _losses(learner: WCOPS, met: Tensor, visited: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The loss estimate, and where it is doubly robust the losses that go into the mean: `(runs x L x S x A)` each."""
+    if learner.loss != "doubly-robust":
+        return met * visited * weights, None
+    mean, share = learner.mean_loss, learner.visits / (learner.visits + 1)
+    return mean * share + (met - mean) * visited * weights, met * visited
 
 
 def fade(learner: Learner, keep: float) -> None:
     """Scale the derivatives that the state carries, and nothing else: what happened long ago then hardly counts in them."""
-    for name, value in list(learner.named_buffers()):
-        if name not in learner.hyperparameters and value.is_floating_point():
-            setattr(learner, name, torch.lerp(value.detach(), value, keep))
+    for part in learner.modules():
+        for name, value in list(part.named_buffers(recurse=False)):
+            if name not in (*learner.hyperparameters, "margin") and value.is_floating_point():
+                setattr(part, name, torch.lerp(value.detach(), value, keep))
 
 
 def _valued(value: Tensor, mean: Tensor) -> Tensor:

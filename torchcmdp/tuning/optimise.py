@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchcmdp.errors import InvalidInput, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, not_negative, positive, switch, whole_number
 from torchcmdp.folder import RunFolder
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.tuning.study import Derivative, Study, check_scales, forward_derivative
+from torchcmdp.tuning.study import Derivative, Study, check_scales, check_study, forward_derivative
 
 Box = Mapping[str, tuple[float, float]]
 
@@ -65,8 +65,14 @@ def estimate_gradient(
         run_clip: The largest derivative of the objective that one run may report.
         tick: Called after every episode.
     """
+    check_study(study)
     names, count = tuple(check_scales(scales)), len(scales)
     block = study.instances * whole_number("repeats", repeats, least=1)
+    check_memory(f"{brief(repeats)} repeats", count * block * count * 4)
+    seed = whole_number("seed", seed, least=0)
+    for name in names:
+        positive(name, scales[name])
+    _check_clip(run_clip)
     instances = torch.arange(count * block) % study.instances
     point = torch.tensor([scales[name] for name in names], dtype=torch.float64).log()
     directions = torch.eye(count, dtype=torch.float64).repeat_interleave(block, dim=0)
@@ -86,8 +92,16 @@ def estimate_gradient(
 
 def run_derivatives(study: Study, found: Derivative, run_clip: float | None = None) -> Tensor:
     """The objective's derivative in every run, `(runs,)`, clipped if asked."""
+    check_study(study)
+    check_kind("found", found, Derivative, "a Derivative, such as forward_derivative gives")
+    _check_clip(run_clip)
     derivatives = study.objective(found.pathwise + found.score)
     return derivatives if run_clip is None else derivatives.clamp(-run_clip, run_clip)
+
+
+def _check_clip(run_clip: float | None) -> None:
+    if run_clip is not None:
+        not_negative("run_clip", run_clip)
 
 
 @dataclass(frozen=True)
@@ -188,7 +202,14 @@ def optimise(
         fresh: Forget what the folder holds.
         progress: Show a progress bar.
     """
-    descent, names = descent or Descent(), tuple(check_scales(start))
+    check_study(study)
+    descent, names = Descent() if descent is None else descent, tuple(check_scales(start))
+    check_kind("descent", descent, Descent, "a Descent")
+    check_kind("config", config, Mapping | None, "settings by name, or None")
+    switch("fresh", fresh)
+    switch("progress", progress)
+    for name in names:
+        positive(name, start[name])
     low, high = _log_box(box, names)
     log_scales = torch.nn.Parameter(torch.tensor([start[name] for name in names], dtype=torch.float64).log().clamp(low, high))
     session = _Session(names, log_scales, torch.optim.Adam([log_scales], lr=descent.learning_rate))
@@ -242,8 +263,13 @@ def random_search(
     Returns:
         The best point, and all points with their objectives.
     """
+    check_study(study)
     names = tuple(check_scales(box))
     low, high = _log_box(box, names)
+    candidates, runs = whole_number("candidates", candidates, least=1), whole_number("runs", runs, least=1)
+    check_memory(f"{brief(runs)} runs and {brief(candidates)} candidates", 4 * runs + 4 * candidates)
+    seed = whole_number("seed", seed, least=0)
+    switch("progress", progress)
     draws = torch.rand(candidates, len(names), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     instances = torch.arange(runs) % study.instances
     found = []
@@ -256,9 +282,11 @@ def random_search(
 
 
 def _log_box(box: Box, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    check_kind("box", box, Mapping, "the smallest and the largest value of each scale, by name")
     for name in names:
-        if name not in box or not 0 < box[name][0] <= box[name][1] < math.inf:
-            raise InvalidInput(f"box has {box.get(name)} for {name}; it needs a smallest and a largest value, both above zero.")
+        ends = box.get(name)
+        if not isinstance(ends, list | tuple) or len(ends) != 2 or not positive(name, ends[0]) <= positive(name, ends[1]):
+            raise InvalidInput(f"box has {brief(ends)} for {name}; it needs a smallest and a largest value, both above zero.")
     low, high = torch.tensor([box[name] for name in names], dtype=torch.float64).log().unbind(-1)
     return low, high
 

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchcmdp.errors import choice, not_negative, whole_number
+from torchcmdp.errors import (
+    InvalidInput,
+    brief,
+    check_callable,
+    check_delta,
+    check_kind,
+    choice,
+    not_negative,
+    number,
+    whole_number,
+)
 from torchcmdp.learners.wcops import WCOPS
 from torchcmdp.metrics import episode_regret, worst_constraint
 from torchcmdp.occupancy import expected_value, occupancy_of
@@ -82,9 +92,12 @@ class Study:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_callable("environment", self.environment, "a function of the instance of each run and a seed")
         whole_number("instances", self.instances, least=1)
         whole_number("horizon", self.horizon, least=1)
         not_negative("weight", self.weight)
+        check_delta(self.delta)
+        check_kind("options", self.options, Mapping, "further arguments of WCOPS by name")
 
     def objective(self, parts: Tensor) -> Tensor:
         """(regret + weight * positive violation) / horizon of `(... x 2)`: `(...)`."""
@@ -117,6 +130,12 @@ class Study:
             tick: Called after every episode.
         """
         choice("feedback", feedback, FEEDBACKS)
+        memory = number("memory", memory, "a number between 0 and 1", lambda found: 0 <= found <= 1)
+        _check_whole("instances", instances, self.instances)
+        if groups is not None:
+            _check_whole("groups", groups, len(instances), len(instances))
+        if tick is not None:
+            check_callable("tick", tick, "a function without arguments, or None")
         env = self.environment(instances, seed)
         size: dict[str, Any] = {"runs": env.runs, "dtype": env.dtype, "device": env.device}
         options = {**size, **self.options, **check_scales(scales)}
@@ -153,7 +172,7 @@ def _play(
     for _ in range(horizon):
         policy = learner.policy
         trajectory = env.rollout(policy)
-        occupancy = occupancy_of(policy, env.cmdp.transitions)
+        occupancy = occupancy_of(policy, env.cmdp.transitions, env.layout)
         pairs = occupancy.sum(-1)
         episode_loss = episode_regret(env.reward_values, comparator, pairs)
         costs = expected_value(env.cost_values, pairs.unsqueeze(-4))
@@ -209,6 +228,10 @@ def forward_derivative(
     Returns:
         Derivatives without the axis of parameters.
     """
+    _check_point(study, names, log_scales)
+    _check_point(study, names, directions, "directions")
+    if directions.shape != log_scales.shape:
+        raise InvalidInput(f"directions is {brief(directions)}; it must have the shape of log_scales, {tuple(log_scales.shape)}.")
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(log_scales.detach().clone(), directions.clone())
         played = study.play(_named(names, dual), instances, seed, **options)
@@ -226,6 +249,7 @@ def reverse_derivative(
 
     The arguments are those of `forward_derivative`; the derivatives have an axis of parameters, `(runs x 2 x P)`.
     """
+    _check_point(study, names, log_scales)
     leaf = log_scales.detach().clone().requires_grad_()
     played = study.play(_named(names, leaf), instances, seed, **options)
 
@@ -239,8 +263,36 @@ def reverse_derivative(
     return Derivative(_without_derivatives(played), pathwise, score)
 
 
+def check_study(study: object) -> None:
+    """Refuse what is no study."""
+    check_kind("study", study, Study, "a Study")
+
+
+def _check_point(study: object, names: Any, values: object, what: str = "log_scales") -> None:
+    """Refuse what is not one value of each of the names for every run."""
+    check_study(study)
+    check_kind("names", names, list | tuple, "a tuple of names of scales")
+    if not isinstance(values, Tensor) or not values.is_floating_point() or tuple(values.shape[1:]) != (len(names),):
+        raise InvalidInput(f"{what} is {brief(values)}; it must be a floating-point tensor (runs x P) with P = {len(names)}.")
+
+
+def _check_whole(name: str, values: object, below: int, length: int | None = None) -> None:
+    """Refuse what is not one whole number from 0 to `below` - 1 for every run."""
+    if (
+        not isinstance(values, Tensor)
+        or (values.dtype, values.dim(), values.device.type == "meta") != (torch.int64, 1, False)
+        or length not in (None, len(values))
+        or not len(values)
+        or not bool(((values >= 0) & (values < below)).all())
+    ):
+        raise InvalidInput(f"{name} is {brief(values)}; it must be a tensor (runs,) of int64 from 0 to {below - 1}.")
+
+
 def check_scales(scales: Mapping[str, Any]) -> dict[str, Any]:
-    """The scales, if all of them exist."""
+    """The scales, if there are some and all of them exist."""
+    check_kind("the scales", scales, Mapping, "numbers by the name of their scale")
+    if not scales:
+        raise InvalidInput("there are no scales; name at least one.")
     for name in scales:
         choice("a scale", name, SCALES)
     return dict(scales)

@@ -1,0 +1,222 @@
+"""The house style of every figure: a learner's colour, quiet axes, names beside curves, and the files that a figure is saved to."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchcmdp.errors import InvalidInput, check_kind
+
+if TYPE_CHECKING:  # matplotlib is slow to import: only those who draw wait for it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette without its yellow, which is too light for a line: distinct under the common kinds of colour blindness.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# What a learner looks like in every figure. A curve's name begins with its learner's; what follows tells variants apart.
+COLOURS: Mapping[str, str] = {
+    "WC-OPS": "#0072B2",
+    "WC-OPS practical": "#56B4E9",
+    "OptCMDP": "#D55E00",
+    "OptPrimalDual": "#009E73",
+    "PDB-PS": "#CC79A7",
+    "Greedy": "#E69F00",
+    "UOB-REPS": "#000000",
+}
+STYLES: Sequence[Any] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
+INK, GREY, RULE = "#333333", "#777777", "#E5E5E5"
+SMALL, TEXT, TITLE = 8.0, 9.5, 10.5  # points
+
+# The files of a figure: the one that was asked for, and beside every picture of pixels one of lines.
+VECTOR = ".pdf"
+
+
+def learner_of(label: str) -> str | None:
+    """The learner whose curve this is, by the beginning of its name; None where it is nobody's."""
+    own = [name for name in COLOURS if label == name or label.startswith((f"{name},", f"{name} "))]
+    return max(own, key=len, default=None)
+
+
+def looks(labels: Iterable[str]) -> dict[str, tuple[str, Any]]:
+    """Colour and line style of each: a learner's own colour, variants told apart by style; others in the palette's order."""
+    names = list(labels)
+    taken = {COLOURS[learner] for learner in map(learner_of, names) if learner}
+    free = [colour for colour in PALETTE if colour not in taken] or list(PALETTE)
+    found: dict[str, tuple[str, Any]] = {}
+    others = 0
+    for name in names:
+        learner = learner_of(name)
+        colour = COLOURS[learner] if learner else free[others % len(free)]
+        others += learner is None
+        used = [colour for colour, _ in found.values()].count(colour)
+        found[name] = (colour, STYLES[used % len(STYLES)])
+    return found
+
+
+def darker(colour: str) -> str:
+    """The colour of words about what is drawn in this one: nearer to ink, since thin letters need more contrast than lines."""
+    parts = [int(colour[j : j + 2], 16) for j in (1, 3, 5)]
+    return "#" + "".join(f"{int(0.7 * part):02x}" for part in parts)
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure, in inches, without touching matplotlib's global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def tidy(axes: Axes, xlabel: str = "", ylabel: str = "", title: str | None = None, note: str = "") -> None:
+    """A thin grid, quiet ticks, a frame open above and to the right; what is measured in which unit, and what it shows.
+
+    Args:
+        axes: To be made tidy.
+        xlabel, ylabel: What, and in which unit.
+        title: The finding, in words; broken into lines that fit.
+        note: Small print below the axes.
+    """
+    axes.tick_params(labelsize=SMALL + 0.5, colors=INK, length=3, width=0.7)
+    axes.grid(True, which="major", color=RULE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(GREY)
+        spine.set_linewidth(0.7)
+    axes.set_xlabel(xlabel, fontsize=TEXT, color=INK)
+    axes.set_ylabel(ylabel, fontsize=TEXT, color=INK)
+    columns = 14 * _inches(axes)[0]
+    if title:
+        axes.set_title(textwrap.fill(title, int(columns), break_on_hyphens=False), fontsize=TITLE, color=INK, loc="left", pad=8)
+    if note:
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "fontsize": SMALL}
+        axes.annotate(textwrap.fill(note, int(1.5 * columns), break_on_hyphens=False), (0, 0), (0, -32), color=GREY, **place)
+
+
+def thousands(axis: Any, ticks: int = 5) -> None:
+    """20,000 rather than 20000, and few of them."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: minus(f"{value:,.10g}")))
+    axis.set_major_locator(MaxNLocator(ticks))
+
+
+def minus(text: str) -> str:
+    """A number with a sign that is one, where a hyphen stands for it."""
+    return re.sub(r"-(?=[\d.])", "\u2212", text)
+
+
+def zero_line(axes: Axes, axis: str = "y") -> None:
+    """What lies below zero is seen to."""
+    (axes.axhline if axis == "y" else axes.axvline)(0, color=INK, linewidth=0.8, zorder=1.5)
+
+
+def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Names to the right of where curves end, moved apart where they would overlap; call it when the limits stand.
+
+    Args:
+        axes: With the curves.
+        ends: Of each the place in the data, its name and colour.
+    """
+    if not ends:
+        return
+    to_axes = axes.transData + axes.transAxes.inverted()
+    # formulas have letters that are not seen
+    lines = [
+        name if len(re.sub(r"[${}^]", "", name)) <= 24 else textwrap.fill(name, 18, break_on_hyphens=False)
+        for _, _, name, _ in ends
+    ]
+    line = 1.25 * SMALL / (72 * _inches(axes)[1])  # height of a line as a share of the axes
+    wanted = [float(np.clip(to_axes.transform((x, y))[1], 0, 1)) for x, y, _, _ in ends]
+    places = _apart(wanted, [line * (1 + text.count("\n")) for text in lines])
+    for (x, y, _, colour), text, place in zip(ends, lines, places, strict=True):
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1, "alpha": 0.6}
+        axes.annotate(
+            text, (x, y), (1.03, place), xycoords="data", textcoords="axes fraction", va="center", ha="left",
+            fontsize=SMALL, color=darker(colour), arrowprops=arrow, annotation_clip=False,
+        )  # fmt: skip
+
+
+def name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
+    """Names beside points, to the side where there is room, moved apart where they would overlap; call it when the limits stand.
+
+    Args:
+        axes: With the points.
+        points: Of each the place in the data, its name and colour.
+    """
+    axes.autoscale_view()  # where nobody has set limits yet
+    to_axes = axes.transData + axes.transAxes.inverted()
+    moved = [(to_axes.transform((x, y)), name, colour) for x, y, name, colour in points]
+    placed = sorted((float(place[0]), float(place[1]), name, colour) for place, name, colour in moved)
+    line = 1.3 * (SMALL + 1) / (72 * _inches(axes)[1])
+    while placed:
+        near = [point for point in placed if point[0] - placed[0][0] < 0.3]  # whose names could overlap
+        placed = placed[len(near) :]
+        for (x, y, name, colour), place in zip(near, _apart([y + line for _, y, _, _ in near], [line] * len(near)), strict=True):
+            late = x > 0.7
+            look: dict[str, Any] = {"fontsize": SMALL + 1, "color": darker(colour), "ha": "right" if late else "left", "zorder": 6}
+            arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4, "alpha": 0.8}
+            put = (x - 0.03 if late else x + 0.03, place)
+            axes.annotate(name, (x, y), put, "axes fraction", "axes fraction", arrow, va="center", **look)
+
+
+def _apart(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
+    """The nearest places, in the same order, at which things so high do not overlap: blocks that touch are merged and centred."""
+    order = sorted(range(len(wanted)), key=lambda j: wanted[j])
+    blocks: list[tuple[list[int], float]] = []  # members from below, and their common centre
+    for j in order:
+        members, centre = [j], wanted[j]
+        while blocks:
+            below, middle = blocks[-1]
+            if middle + sum(heights[i] for i in below) / 2 <= centre - sum(heights[i] for i in members) / 2:
+                break
+            blocks.pop()
+            members = below + members
+            centre = sum(wanted[i] for i in members) / len(members)
+        blocks.append((members, centre))
+    places, low = [0.0] * len(wanted), 0.0  # nothing below zero, where the ticks are
+    for members, centre in blocks:
+        low = max(low, centre - sum(heights[i] for i in members) / 2)
+        for i in members:
+            places[i], low = low + heights[i] / 2, low + heights[i]
+    return places
+
+
+def _inches(axes: Axes) -> tuple[float, float]:
+    """About how wide and high the axes will be, before anything is laid out."""
+    figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
+    rows, columns = (spec.get_gridspec().nrows, spec.get_gridspec().ncols) if spec is not None else (1, 1)
+    width, height = figure.get_size_inches() if figure is not None else (6.4, 4.4)
+    return 0.7 * width / columns, 0.65 * height / rows
+
+
+def cross(axes: Axes, x: float, y: float, xerr: float, yerr: float, colour: str, **more: Any) -> None:
+    """A mean in two measures with its 95% intervals; an interval that is not a number, of a single run, is left out."""
+    bars = [half if np.isfinite(half) else 0.0 for half in (xerr, yerr)]
+    look = {"fmt": "o", "markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.7, "elinewidth": 1.2, "zorder": 4, **more}
+    axes.errorbar(x, y, xerr=bars[0], yerr=bars[1], color=colour, **look)
+
+
+def save(path: str | PathLike[str], figure: Figure) -> None:
+    """Write a figure, and beside every PNG a PDF of it; for an unwritable place or unknown format, one sentence."""
+    from matplotlib import rc_context
+
+    check_kind("path", path, str | PathLike, "the name of a file, such as regret.png")
+    files = [Path(path)]
+    files += [files[0].with_suffix(VECTOR)] if files[0].suffix.lower() == ".png" else []
+    try:
+        with rc_context({"pdf.fonttype": 42}):  # letters stay letters
+            for file in files:
+                # the same figure is the same file, whenever it was made
+                figure.savefig(file, metadata={"CreationDate": None} if file.suffix == VECTOR else None)
+                figure.set_layout_engine("none")  # what was laid out once stays, which takes half of the time
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"the figure cannot be written to {path}: {error}.") from error

@@ -1,0 +1,210 @@
+"""Tabular Gymnasium environments, such as FrozenLake, CliffWalking and Taxi, as layered CMDPs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcmdp.cmdp import LayeredCMDP
+from torchcmdp.errors import InvalidInput, require
+from torchcmdp.problems.arrays import Model, layered
+from torchcmdp.processes import Bernoulli
+from torchcmdp.units import Units
+
+
+class Move(NamedTuple):
+    """One possible outcome of an action, from which costs are computed; `info` is what tables of five columns say besides."""
+
+    state: int
+    action: int
+    next_state: int
+    reward: float
+    terminated: bool
+    info: Mapping[str, Any] = {}
+
+
+Cost = Callable[[Move], float]
+
+
+def fell_in_a_hole(move: Move) -> float:
+    """FrozenLake: 1 for the step into a hole, the only one that ends an episode without a reward."""
+    return float(move.terminated and move.reward <= 0)
+
+
+def fell_off_the_cliff(move: Move) -> float:
+    """CliffWalking: 1 for the step over the edge, which costs a reward of 100 and leads back to the start."""
+    return float(move.reward <= -100)
+
+
+def broke_a_rule(move: Move) -> float:
+    """Taxi: 1 for picking up or dropping off where that is not allowed."""
+    return float(move.reward <= -10)
+
+
+def told_cost(move: Move) -> float:
+    """What the environment's own table calls the cost of a move."""
+    return float(move.info.get("cost", 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class ImportedCMDP:
+    """A tabular environment as a layered CMDP, and how to read its numbers.
+
+    Attributes:
+        cmdp: The layered CMDP, whose `units` are the environment's.
+        ended, waiting: What `states` has once an episode is over, and before the start is drawn: the environment's number of
+            states, and one more.
+    """
+
+    cmdp: LayeredCMDP
+    ended: int
+    waiting: int
+
+    @property
+    def units(self) -> Units:
+        """The environment's units."""
+        assert self.cmdp.units is not None
+        return self.cmdp.units
+
+    @property
+    def states(self) -> Tensor:
+        """The environment's state at each place of each layer, `(L x S)` int64; -1 in the padding."""
+        assert self.cmdp.origin is not None
+        return self.cmdp.origin.states
+
+    @property
+    def low(self) -> float:
+        """The environment's smallest reward, zero among them."""
+        steps = 1 + int((self.states[1:, 0] != self.waiting).sum())  # the start may be drawn in several layers, of which one counts
+        return float(self.units.reward_offset) / steps
+
+    @property
+    def high(self) -> float:
+        """The environment's largest reward, zero among them."""
+        return self.low + float(self.units.reward_scale)
+
+    @property
+    def budgets(self) -> Tensor:
+        """How much cost an episode may have in expectation, `(m,)`."""
+        return self.units.budget
+
+    @property
+    def scales(self) -> Tensor:
+        """What the costs were divided by, `(m,)`; one wherever they filled most of [-1, 1] already."""
+        return self.units.cost_scale
+
+    def environment_return(self, value: Tensor | float) -> Any:
+        """The environment's expected return of a policy whose expected reward in our CMDP is `value`, `(...)`."""
+        return self.units.episode_return(value)
+
+    def environment_costs(self, sums: Tensor) -> Tensor:
+        """The environment's expected costs of a policy whose expected costs in our CMDP are `sums`, `(... x m)`."""
+        return self.units.episode_costs(sums)
+
+    def cost_process(self) -> Bernoulli:
+        """Costs that are 1 or as small as a step's can be, which makes far less noise than 1 or -1 would."""
+        return cost_process(self.cmdp)
+
+
+def cost_process(cmdp: LayeredCMDP) -> Bernoulli:
+    """Costs that are 1 or as small as a step's can be, which makes far less noise than 1 or -1 would."""
+    return Bernoulli(cmdp.costs, low=min(0.0, float(cmdp.costs.min()) if cmdp.constraints else 0.0))
+
+
+def from_gymnasium(
+    env: Any,
+    horizon: int,
+    cost: Cost | Sequence[Cost] = (),
+    budget: float | Sequence[float] = 0.0,
+    *,
+    sense: str | Sequence[str] = "<=",
+    start: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> ImportedCMDP:
+    """Unroll a tabular environment over `horizon` steps, keeping the states that can be reached by then.
+
+    What ends an episode leads to one absorbing state without rewards and costs. Where the start is random, a layer comes first in
+    which every action draws it, and L is the horizon plus one; otherwise L is the horizon.
+
+    Args:
+        env: A Gymnasium environment whose `unwrapped.P[state][action]` lists (probability, next state, reward, terminated), with
+            or without a fifth column of info, or its id.
+        horizon: Steps of an episode.
+        cost: The cost of a move, such as `fell_in_a_hole`; one function a constraint.
+        budget: How much of it an episode may have in expectation: with a cost of one for an event, its largest probability. One
+            number for all constraints, or one each.
+        sense: "<=" for a cost, ">=" for a utility, which must sum to at least its budget; one for all or one each.
+        start: A state to start in, in place of the environment's own choice.
+        dtype, device: Of the result.
+    """
+    env = require("gymnasium", "gym").make(env) if isinstance(env, str) else env
+    inner = getattr(env, "unwrapped", env)
+    table = _table(inner)
+    model = _model(table, _initial(inner, len(table), start), [cost] if callable(cost) else list(cost))
+    return ImportedCMDP(layered(model, horizon, budget, sense).to(device, dtype), model.states, model.states + 1)
+
+
+def _table(env: Any) -> dict[int, dict[int, Any]]:
+    table = getattr(env, "P", None)
+    if not isinstance(table, Mapping | list) or not table:
+        raise InvalidInput(f"{type(env).__name__} has no table P of transitions; only tabular environments can be imported.")
+    rows = table if isinstance(table, Mapping) else dict(enumerate(table))
+    return {int(s): dict(row) if isinstance(row, Mapping) else dict(enumerate(row)) for s, row in rows.items()}
+
+
+def _model(table: Mapping[int, Mapping[int, Any]], initial: Tensor, costs: Sequence[Cost]) -> Model:
+    n, actions = len(table), 1 + max(action for row in table.values() for action in row)
+    transitions = torch.zeros(n + 2, actions, n + 2, dtype=torch.float64)
+    mean_rewards = torch.zeros(n + 2, actions, dtype=torch.float64)
+    mean_costs = torch.zeros(len(costs), n + 2, actions, dtype=torch.float64)
+    allowed = torch.ones(n + 2, actions, dtype=torch.bool)
+    allowed[:n] = False
+    rewards, each = [0.0], [[0.0] for _ in costs]
+    for state, choices in table.items():
+        for action, outcomes in choices.items():
+            allowed[state, action] = True
+            for probability, *outcome in outcomes:
+                move = _move(state, action, outcome)
+                transitions[state, action, n if move.terminated else move.next_state] += probability
+                mean_rewards[state, action] += probability * move.reward
+                rewards.append(move.reward)
+                for i, cost in enumerate(costs):
+                    mean_costs[i, state, action] += probability * float(cost(move))
+            for i, seen in enumerate(each):
+                seen.append(float(mean_costs[i, state, action]))
+    transitions[n, :, n] = 1
+    transitions[n + 1, :, :n] = initial
+    transitions = transitions / torch.where(allowed, transitions.sum(-1), 1.0).unsqueeze(-1)
+    ranges = [(min(seen), max(seen)) for seen in (rewards, *each)]
+    return Model(transitions, mean_rewards, mean_costs, allowed, initial, ranges[0], ranges[1:])
+
+
+def _move(state: int, action: int, outcome: Sequence[Any]) -> Move:
+    """An outcome of a table of four or five columns, the probability left out."""
+    if len(outcome) not in (3, 4):
+        raise InvalidInput(
+            f"P lists {len(outcome) + 1} values at state {state}, action {action}; expected (probability, next state, reward, "
+            "terminated), with or without info."
+        )
+    next_state, reward, terminated, *info = outcome
+    return Move(int(state), int(action), int(next_state), float(reward), bool(terminated), info[0] if info else {})
+
+
+def _initial(env: Any, states: int, start: int | None) -> Tensor:
+    """The distribution of the first state, `(N,)`."""
+    if start is not None:
+        if not 0 <= start < states:
+            raise InvalidInput(f"start is {start}; it must be a state between 0 and {states - 1}.")
+        return torch.nn.functional.one_hot(torch.tensor(start), states).double()
+    names = ("initial_state_distrib", "isd")  # the second is what it was called in Gym
+    distribution = next((getattr(env, name) for name in names if getattr(env, name, None) is not None), None)
+    if distribution is None:
+        raise InvalidInput(f"{type(env).__name__} does not say where it starts ({' or '.join(names)}); pass start=.")
+    initial = torch.from_numpy(np.asarray(distribution, dtype=np.float64))
+    return initial / initial.sum()
