@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from torchcmdp.events import HALF_WIDTH, RunWriter
 from torchcmdp.metrics import mean_and_interval
-from train.program import with_interval
+
+from .program import with_interval
 
 
 class SeedNetworks(nn.Module):

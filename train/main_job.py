@@ -1,11 +1,10 @@
-"""The main job: a learner on a CMDP, by default WC-OPS on a small random one, with curves, a table and TensorBoard files."""
+"""The main job: learners side by side on a CMDP, by default a small random one, with figures, a table and TensorBoard files."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,10 +15,17 @@ from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.learners import LEARNERS, Learner
 from torchcmdp.run import run_split
-from train import program
-from train.program import Count, NotNegative, Positive, settings_of, spelled, with_interval
+
+from . import program
+from .program import Count, NotNegative, Positive, settings_of, spelled, with_interval
+from .verdict import ranking, sentences
 
 SETTINGS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "confidence", "solver")
+PRACTICAL = "wc-ops-practical"
+# Who plays where nobody is chosen, on the same CMDP and the same random numbers.
+COMPARED = ("wc-ops", PRACTICAL, "opt-cmdp", "opt-primal-dual")
+# Episodes by default: of a learner alone, and of each of those above, who are to be done within a minute on two cores.
+ALONE, TOGETHER = 20_000, 2_000
 
 
 class Import(NamedTuple):
@@ -38,17 +44,23 @@ IMPORTS = {
 
 @dataclass
 class Options:
-    """Play a learner, by default WC-OPS, in a CMDP with safety constraints, by default a random one; draw regret and violation.
+    """Play learners in a CMDP with safety constraints, by default a random one: who earns what, and who breaks which constraint.
 
-    Everything goes into LOGDIR/NAME: regret.png, violation.png and summary.txt of the learner that ran last, and in a folder for
-    each learner, such as wc-ops/, the TensorBoard events, metrics.csv, config.json and checkpoint.pt. Running the same command
-    again continues an interrupted run and repeats the summary of a finished one.
+    Without --learner, WC-OPS with the paper's constants, WC-OPS with the practical ones (`WCOPS.practical`), OptCMDP and
+    OptPrimalDual play the same CMDP with the same random numbers. It ends with a table of regret, violation, positive violation
+    and unsafe episodes (those in which the expected cost of some constraint is above zero), the best in bold; of the regret only
+    one that no safer learner would call bought. With --learner one plays alone, with what settings it has.
+
+    Into LOGDIR/NAME go the pictures, as PNG and PDF: curves (regret beside the violations), growth (the same on logarithmic
+    axes, beside sqrt(t)) and balance (what it came to); the table, in summary.md or summary.txt; and in a folder for each learner,
+    such as wc-ops/, its TensorBoard events, metrics.csv, config.json, curves.npz and checkpoint.pt. Running the same command again
+    continues an interrupted run and repeats the summary of a finished one.
 
     Examples:
       python -m train
-      python -m train --episodes 2000 --runs 8 --name quick
-      python -m train --bonus-scale 0.1 --radius-scale 0.1 --name narrow
+      python -m train --episodes 500 --runs 8 --name quick
       python -m train --widths 1 6 6 1 --actions 4 --constraints 3 --seed 7 --name wide
+      python -m train --learner wc-ops --bonus-scale 0.1 --radius-scale 0.1 --name narrow
       python -m train --env FrozenLake-v1 --learner opt-cmdp --episodes 2000 --runs 8
       torchrun --nproc-per-node 2 -m train --runs 64
       tensorboard --logdir runs
@@ -56,12 +68,14 @@ class Options:
 
     env: Literal["random", "FrozenLake-v1", "CliffWalking-v1"] = "random"
     """A random CMDP; or a Gymnasium environment, with falling in a hole or off the cliff as the cost (needs torchcmdp[gym])."""
-    learner: Literal["wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps"] = "wc-ops"
-    """Who plays; opt-primal-dual is told the true Slater gap, which its step sizes need."""
-    episodes: Count = 20_000  # How many episodes every run has; also the horizon that the step sizes are made for.
+    learner: Literal["wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps", "wc-ops-practical"] | None = None
+    """Who plays alone; four of them together by default. opt-primal-dual is told the true Slater gap, which its step sizes need."""
+    episodes: Count | None = None
+    """How many episodes every run has; also the horizon that the step sizes are made for. 20,000 alone and 2,000 together."""
     runs: Count = 32  # Independent runs, played as one batch; the bands are 95% intervals over them.
     seed: int = 0  # Of the CMDP and of all random numbers.
-    name: str | None = None  # Folder of this experiment inside LOGDIR; main by default, or the environment's name.
+    name: str | None = None
+    """Folder of this experiment inside LOGDIR; main by default, alone with --learner, and after the environment if there is one."""
     logdir: str = "runs"  # Folder of all experiments; point TensorBoard at it.
     device: str = "cpu"  # Where to compute: cpu, cuda, cuda:1, ...
     dtype: Literal["float32", "float64"] = "float64"  # Floating-point type.
@@ -79,7 +93,7 @@ class Options:
     """Of a Gymnasium environment: falls that an episode may have in expectation; 0.05 and 0.1 by default."""
     delta: float = 0.01  # Failure probability of the confidence sets.
     eta: Positive | None = None
-    """Step size; the learner's own by default. This and the following are refused by learners that have no such setting."""
+    """Step size; the learner's own by default. This and the following need --learner, and are refused where it has none such."""
     gamma: Positive | None = None  # Implicit exploration; the learner's own by default.
     bonus_scale: NotNegative = 1.0  # Multiplies the bonus on the costs; 1 is the paper's.
     radius_scale: NotNegative = 1.0  # Multiplies the widths of the transition intervals; 1 is the paper's.
@@ -94,44 +108,94 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the main job; returns the exit code."""
-    options = program.parse(Options, arguments, prog="python -m train")
+    options = program.parse(Options, arguments, prog=program.IN_A_CLONE)
     folder = _check(options, program.typed(arguments))
+    options.episodes = options.episodes or (ALONE if options.learner else TOGETHER)
     cmdp, imported = make_cmdp(options)
-    size = _check_memory(options, cmdp)
-    leads, name = process_rank() == 0, LEARNERS[options.learner].name
+    size, names = _check_memory(options, cmdp), players(options)
+    leads, labels = process_rank() == 0, ", ".join(map(label_of, names))
     if leads:
-        print(f"{name}, {options.runs} runs of {options.episodes:,} episodes, about {size:.2g} GiB, into {folder}", file=sys.stderr)
-    sub_run = folder / options.learner
+        print(
+            f"{labels}, {options.runs} runs of {options.episodes:,} episodes, about {size:.2g} GiB, into {folder}", file=sys.stderr
+        )
+    results: dict[str, tc.RunResult] = {}
+    with program.bar(None, label_of(names[0]), total=options.episodes * len(names), unit="ep", disable=not leads) as shown:
+        for name in names:
+            shown.set_description_str(label_of(name), refresh=False)
+            result = play(options, name, (cmdp, imported), folder / name, shown if leads else None)
+            if not result.completed:
+                when = f" in {label_of(name)}, after {int(result.episodes[-1]):,} of {options.episodes:,} episodes"
+                return program.interrupted(when, options.fresh) if leads else 130
+            results[label_of(name)] = result
+            shown.update(options.episodes * len(results) - shown.n)
+    if leads:
+        _report(options, folder, results, cmdp, imported)
+    return 0
+
+
+def players(options: Options) -> tuple[str, ...]:
+    """Who plays, by name."""
+    return (options.learner,) if options.learner else COMPARED
+
+
+def label_of(name: str) -> str:
+    """What a player is called in tables and figures."""
+    return "WC-OPS practical" if name == PRACTICAL else LEARNERS[name].name
+
+
+def play(options: Options, name: str, cmdp: tuple[tc.LayeredCMDP, Any], folder: Path, shown: Any = None) -> tc.RunResult:
+    """All runs of one learner, divided over torchrun's processes if there are any; `shown` is the bar to move."""
     made: list[tc.Simulator] = []
 
     def make(runs: int, first_run: int) -> tuple[Learner, tc.Simulator]:
-        learner, env = build(options, cmdp, imported, runs, first_run)
+        learner, env = build(options, name, *cmdp, runs, first_run)
         made[:] = [env]
         return learner, env
 
-    # where several processes share the runs, one of them tells
-    with program.heartbeat(name, options.episodes, lambda: made[0].episode if made else 0) if leads else nullcontext():
-        result = run_split(
-            make,
-            options.runs,
-            options.episodes,
-            logdir=sub_run,
-            log_every=options.log_every,
-            progress=program.on_terminal(),
-            fresh=options.fresh,
-            checkpoint_every=options.checkpoint_every,
-            checkpoint_episodes=options.checkpoint_episodes,
-        )
-    if not leads:
-        return 0 if result.completed else 130
-    if not result.completed:
-        return program.interrupted(f" after {int(result.episodes[-1]):,} of {options.episodes:,} episodes", options.fresh)
-    for name, figure in result.figures.items():
-        plotting.save(folder / f"{name}.png", figure)
-    where = f"Curves: {folder / 'regret.png'}, {folder / 'violation.png'}; numbers: {sub_run / 'metrics.csv'}"
+    result = run_split(
+        make,
+        options.runs,
+        options.episodes or 0,
+        logdir=folder,
+        log_every=options.log_every,
+        progress=False,
+        images=False,
+        fresh=options.fresh,
+        checkpoint_every=options.checkpoint_every,
+        checkpoint_episodes=options.checkpoint_episodes,
+        on_progress=None if shown is None else program.watch(shown, int(shown.n), lambda: made[0].episode if made else 0),
+    )
+    # the theorems are about the paper's constants
+    return replace(result, bounds={"trivial": result.bounds["trivial"]}) if name == PRACTICAL else result
+
+
+def _report(options: Options, folder: Path, results: dict[str, tc.RunResult], cmdp: tc.LayeredCMDP, imported: Any) -> None:
+    """The table, the figures, and TensorBoard's page about the whole experiment."""
+    if options.learner:
+        path, (result,) = folder / "summary.txt", results.values()
+        text = words = summary(result, cmdp, imported)
+        words = f"```\n{words}\n```"  # as Markdown
+    else:
+        path, text = folder / "summary.md", "\n\n".join([ranking(results), " ".join(sentences(results)), _about(options, cmdp)])
+        words = text
+    figures = plotting.figures(results)
+    pictures = ", ".join(str(folder / f"{name}.png") for name in figures)
     advice = f"TensorBoard: make tensorboard, or tensorboard --logdir {options.logdir}"
-    program.publish(folder / "summary.txt", summary(result, cmdp, imported), f"{where}\n{advice}")
-    return 0
+    program.publish(path, text, f"Pictures, also as PDF: {pictures}\n{advice}", figures)
+    settings = "\n".join(f"| {field.name} | `{getattr(options, field.name)}` |" for field in fields(options))
+    about = f"{words}\n\n| option | value |\n|---|---|\n{settings}"
+    program.board(folder, figures, {"About this experiment": about}, int(next(iter(results.values())).episodes[-1]))
+
+
+def _about(options: Options, cmdp: tc.LayeredCMDP) -> str:
+    """What was played, and what an episode of it is worth."""
+    value, slater = float(tc.safe_optimum(cmdp).value), float(tc.slater_gap(cmdp))
+    value = value if cmdp.units is None else float(cmdp.units.episode_return(value))
+    return (
+        f"Means over {options.runs} runs of {options.episodes:,} episodes and 95% intervals. The best safe policy earns "
+        f"{value:.4f} an episode; the safest is safe by {slater:.4f}. Bold is the least of a column, a regret only where no other "
+        "learner has less positive violation."
+    )
 
 
 def make_cmdp(options: Options) -> tuple[tc.LayeredCMDP, Any]:
@@ -144,21 +208,24 @@ def make_cmdp(options: Options) -> tuple[tc.LayeredCMDP, Any]:
     return imported.cmdp, imported
 
 
-def build(options: Options, cmdp: tc.LayeredCMDP, imported: Any, runs: int, first_run: int = 0) -> tuple[Learner, tc.Simulator]:
+def build(
+    options: Options, name: str, cmdp: tc.LayeredCMDP, imported: Any, runs: int, first_run: int = 0
+) -> tuple[Learner, tc.Simulator]:
     """The learner and the simulator of some runs.
 
     Args:
         options: What to build.
+        name: Who plays.
         cmdp, imported: Of `make_cmdp`.
         runs, first_run: Which of the runs.
     """
     costs = tc.Bernoulli(cmdp.costs, low=-1) if imported is None else imported.cost_process()
     env = tc.Simulator(cmdp, rewards=tc.Bernoulli(cmdp.rewards), costs=costs, runs=runs, seed=options.seed, first_run=first_run)
     settings = given(options, SETTINGS)
-    if options.learner == "opt-primal-dual":
+    if name == "opt-primal-dual":
         settings["slater_gap"] = float(tc.slater_gap(cmdp))
-    kind: Any = LEARNERS[options.learner]
-    size = (cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs)
+    kind: Any = tc.WCOPS.practical if name == PRACTICAL else LEARNERS[name]
+    size = (cmdp.layout, cmdp.constraints, options.episodes or ALONE, options.delta, runs)
     return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
 
 
@@ -184,7 +251,8 @@ def summary(result: tc.RunResult, cmdp: tc.LayeredCMDP, imported: Any = None) ->
     rows = [("after episode", f"{int(result.episodes[-1]):,}")]
     for name in ("regret", "violation", "positive_violation"):
         rows.append((name.replace("_", " "), with_interval(getattr(result, name)[:, -1])))
-    rows.append(("safe optimum per episode", f"{value:.4f}"))
+    rows.append(("unsafe episodes", with_interval(result.unsafe_share[:, -1], ".1%")))
+    rows.append(("safe optimum per episode", f"{value:.4f}" if cmdp.units is None else f"{value:.4f} in normal form"))
     if imported is not None:
         rows.append(("its return in the environment", f"{imported.environment_return(value):.4f}"))
     rows.append(("Slater gap", f"{slater:.4f}"))
@@ -199,7 +267,7 @@ def summary(result: tc.RunResult, cmdp: tc.LayeredCMDP, imported: Any = None) ->
 
 def _check_memory(options: Options, cmdp: tc.LayeredCMDP) -> float:
     """About how many GiB the runs take; refused if that is more than the device has."""
-    points = min(200 if options.log_every is None else options.episodes // options.log_every, 10_000)
+    points = min(200 if options.log_every is None else (options.episodes or ALONE) // options.log_every, 10_000)
     size = options.runs * program.bytes_per_run(cmdp.layout, cmdp.constraints, points) / 2**30
     room = program.memory_of(cmdp.device) / 2**30
     if size > room:
@@ -218,12 +286,13 @@ def _check(options: Options, typed: set[str]) -> Path:
         typed: The options that were typed: one that a learner does not have is refused even at its default.
     """
     _check_combination(options, typed)
-    name = options.name if options.name is not None else "main" if options.env == "random" else options.env
-    folder = program.experiment_folder(options.logdir, name)
+    usual = "alone" if options.learner else "main"
+    name = usual if options.env == "random" else f"{options.env}-alone" if options.learner else options.env
+    folder = program.experiment_folder(options.logdir, name if options.name is None else options.name)
     if options.resume and options.fresh:
         raise tc.InvalidInput("--resume and --fresh contradict each other; give one of them.")
-    if options.resume and not (folder / options.learner / "checkpoint.pt").exists():
-        raise tc.InvalidInput(f"--resume finds no checkpoint in {folder / options.learner}; leave it out to start a new run.")
+    if options.resume and not any((folder / name / "checkpoint.pt").exists() for name in players(options)):
+        raise tc.InvalidInput(f"--resume finds no checkpoint in {folder / players(options)[0]}; leave it out to start a new run.")
     return folder
 
 
@@ -233,8 +302,11 @@ def _check_combination(options: Options, typed: set[str]) -> None:
     for name in filter(typed.__contains__, foreign):
         owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"
         raise tc.InvalidInput(f"{spelled(name)} belongs to {owner}, and --env is {options.env}.")
-    taken = settings_of(options.learner)
+    # what is practical about the practical one are its own constants
+    taken = {"solver"} if options.learner == PRACTICAL else settings_of(options.learner) if options.learner else set()
     for name in filter(typed.__contains__, SETTINGS):
+        if not options.learner:
+            raise tc.InvalidInput(f"{spelled(name)} is a setting of one learner; say whose, such as --learner wc-ops.")
         if name not in taken:
             own = ", ".join(spelled(other) for other in SETTINGS if other in taken) or "none of these settings"
             raise tc.InvalidInput(f"{spelled(name)} is not a setting of {options.learner}, which takes {own}.")

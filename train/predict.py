@@ -15,8 +15,9 @@ from torchcmdp import plotting
 from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
-from train.comparison import Curves, SeedNetworks, rounded
-from train.program import Count, Positive, bar, begin, publish, table
+
+from .comparison import Curves, SeedNetworks, rounded
+from .program import Count, Positive, bar, begin, publish, table
 
 METHODS = ("end to end", "squared error")
 CONTEXT = 6
@@ -78,12 +79,23 @@ def main(arguments: Sequence[str]) -> int:
     seen, unseen = draw(cmdp, options, options.contexts, 0), draw(cmdp, options, options.held_out, 1)
     curves = {method: train(method, cmdp, options, seen, unseen, folder / method.replace(" ", "-")) for method in METHODS}
     optimum = best_safe_reward(cmdp, unseen)
-    short = {name: (c.steps, optimum[:, None] - c["Metrics/EpRet"]) for name, c in curves.items()}
-    figure = plotting.draw([plotting.Panel(short, "short of the best safe policy, held-out contexts")])
-    figure.axes[0].set_xlabel("gradient step")
+    figure = plotting.draw([panel(curves, optimum, "Metrics/EpRet"), panel(curves, optimum, "Violation/positive")])
     where = f"Curves: {folder / 'predict.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
     publish(folder / "predict.md", report(curves, optimum, options), where, figure)
     return 0
+
+
+def panel(curves: dict[str, Curves], optimum: Tensor, tag: str) -> plotting.Panel:
+    """How far each way falls short of the best safe policy, or how unsafe it is, over its training."""
+    reward = tag == "Metrics/EpRet"
+    values = {name: (c.steps, optimum[:, None] - c[tag] if reward else c[tag]) for name, c in curves.items()}
+    ends = {name: float(value[:, -1].mean()) for name, (_, value) in values.items()}
+    best = min(ends, key=lambda name: ends[name])
+    if reward:
+        label, finding = "reward an episode short of the best safe", f"{best.capitalize()} falls short least: {ends[best]:.3f}"
+    else:
+        label, finding = "violation an episode (cost)", f"Neither is unsafe by more than {max(*ends.values(), 1e-9):.1g} an episode"
+    return plotting.Panel(values, label, finding, xlabel="gradient step")
 
 
 def draw(cmdp: tc.LayeredCMDP, options: Options, count: int, part: int) -> Data:

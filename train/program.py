@@ -1,9 +1,8 @@
-"""What programs share: options and what is wrong with them in one sentence, names, one thread, tables, and the output folder."""
+"""What programs share: options and what is wrong with them in one sentence, names, one thread, the output folder; with `output`."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import difflib
 import importlib
@@ -12,9 +11,6 @@ import io
 import math
 import os
 import re
-import sys
-import threading
-import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,15 +18,15 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import torch
 import tyro
-from matplotlib.figure import Figure
-from torch import Tensor
-from tqdm import tqdm
 
-from torchcmdp import plotting
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS
-from torchcmdp.metrics import mean_and_interval
+
+from .output import bar, board, interrupted, on_terminal, plus_minus, publish, table, watch, with_interval, write_table
+
+# what programs say comes from here as well, so that they know of one place
+__all__ = ["bar", "board", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch", "with_interval", "write_table"]
 
 Options = TypeVar("Options")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -50,6 +46,28 @@ Whole, NotNegative = Annotated[int, NOT_NEGATIVE], Annotated[float, NOT_NEGATIVE
 MAY_BE_EMPTY = "may be empty"  # in the type of an option with several values; others need one at least
 
 
+IN_A_CLONE = "python -m train"
+_called = IN_A_CLONE
+SHARED_HELP = """Every command takes --json: its tables as one JSON object on standard output, what else it says on standard error.
+Shell completion: `python -m train completion` prints a script for bash, zsh or tcsh and where to put it."""
+
+
+def spoken(text: str) -> str:
+    """A text about commands, as whoever reads it calls them: `python -m train` in a clone, `torchcmdp` where that was typed."""
+    return text.replace(IN_A_CLONE, _called)
+
+
+@contextlib.contextmanager
+def called(name: str) -> Iterator[None]:
+    """Speak of the commands by this name."""
+    global _called
+    before, _called = _called, name
+    try:
+        yield
+    finally:
+        _called = before
+
+
 def begin(options: type[Options], arguments: Sequence[str], command: str) -> tuple[Options, Path]:
     """The options of a command and the folder that it writes to, which is not made yet."""
     found: Any = parse(options, arguments, prog=f"python -m train {command}")
@@ -63,13 +81,14 @@ def parse(options: type[Options], arguments: Sequence[str], *, prog: str) -> Opt
         InvalidInput: With one sentence, for anything that cannot be read.
         SystemExit: With code 0, after --help.
     """
-    complaint = io.StringIO()
+    complaint, prog = io.StringIO(), spoken(prog)
     try:
         with contextlib.redirect_stderr(complaint):
             found, unknown = tyro.cli(
                 options,
                 prog=prog,
-                description=inspect.getdoc(options),  # whole: of its own accord tyro leaves out the section of examples
+                # whole: of its own accord tyro leaves out the section of examples
+                description=spoken(f"{inspect.getdoc(options)}\n\n{SHARED_HELP}"),
                 args=list(arguments),
                 return_unknown_args=True,
                 config=(tyro.conf.FlagCreatePairsOff,),
@@ -150,7 +169,8 @@ def _complain_unknown(options: type, token: str, prog: str) -> NoReturn:
 
 def _complain(options: type, arguments: Sequence[str], message: str, prog: str) -> NoReturn:
     """Turn tyro's framed paragraphs into one sentence about the option they name."""
-    text = " ".join(re.sub(r"[^\x20-\x7e\n]", " ", message).split())
+    complaint = message.partition("Argument helptext")[0]  # in which other options may be named
+    text = " ".join(re.sub(r"[^\x20-\x7e\n]", " ", complaint).split())
     types = typing.get_type_hints(options)
     for field in dataclasses.fields(options):
         option = spelled(field.name)
@@ -208,7 +228,7 @@ def choose(name: str, names: Iterable[str], what: str) -> None:
 
 def hand_over(commands: Mapping[str, Command], name: str, arguments: Sequence[str], what: str) -> int:
     """Run the command of that name; returns the exit code."""
-    choose(name, commands, what)
+    choose(name, commands, spoken(what))
     module = importlib.import_module(commands[name].module)
     try:
         code: int = module.main(arguments)
@@ -219,7 +239,7 @@ def hand_over(commands: Mapping[str, Command], name: str, arguments: Sequence[st
 
 def listing(usage: str, commands: Mapping[str, Command]) -> str:
     """How commands are called, and a line for each of them."""
-    return "\n".join([f"usage: {usage}\n", *(f"  {name:<12}{command.purpose}" for name, command in commands.items())])
+    return "\n".join([f"usage: {spoken(usage)}\n", *(f"  {name:<12}{command.purpose}" for name, command in commands.items())])
 
 
 def settings_of(learner: str) -> set[str]:
@@ -268,108 +288,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def on_terminal() -> bool:
-    """Whether somebody is looking on, who wants to see a progress bar."""
-    return sys.stderr.isatty()
-
-
-SILENCE = 10.0  # seconds between two lines of progress where there is no terminal
-
-
-class _Lines:
-    """What tqdm writes, as lines: for a log, in which nothing can be overwritten."""
-
-    def write(self, text: str) -> None:
-        if line := text.strip("\r\n "):
-            print(line, file=sys.stderr, flush=True)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
-
-
-def bar(iterable: Iterable[Any] | None, name: str, **options: Any) -> tqdm[Any]:
-    """The same things one after the other, with a progress bar on a terminal, and a line now and then where there is none."""
-    how: dict[str, Any] = {"dynamic_ncols": True}
-    if not on_terminal():
-        form = "{desc}: {n_fmt} of {total_fmt}, {elapsed} gone, {remaining} left"
-        how = {"file": _Lines(), "delay": SILENCE, "mininterval": SILENCE, "miniters": 1, "bar_format": form}
-    return tqdm(iterable, desc=name, **how, **options)
-
-
-@contextlib.contextmanager
-def heartbeat(name: str, total: int, played: Callable[[], int]) -> Iterator[None]:
-    """Say now and then, where there is no terminal, how far a run is that has no bar of ours, and how long the rest will take.
-
-    Args:
-        name: What is under way.
-        total: Episodes in all.
-        played: How many so far.
-    """
-    stop = threading.Event()
-
-    def tell() -> None:
-        first, started = None, time.monotonic()
-        while not stop.wait(SILENCE):
-            now = played()
-            if first is None:  # of a run that goes on, what was played earlier took none of our time
-                first, started = now, time.monotonic()
-                print(f"{name}: {now:,} of {total:,} episodes", file=sys.stderr, flush=True)
-                continue
-            left = (time.monotonic() - started) * (total - now) / max(now - first, 1)
-            print(f"{name}: {now:,} of {total:,} episodes, about {left:,.0f} s left", file=sys.stderr, flush=True)
-
-    teller = threading.Thread(target=tell, daemon=True)
-    if not on_terminal():
-        teller.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        if teller.is_alive():
-            teller.join()
-
-
-def interrupted(when: str, fresh: bool) -> int:
-    """Say that a program stopped early and how it goes on; returns the exit code."""
-    command = "the same command without --fresh" if fresh else "the same command"
-    print(f"Interrupted{when}; {command} continues from there.", file=sys.stderr)
-    return 130
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns."""
-    cells = [list(header), *[list(row) for row in rows]]
-    widths = [max(len(row[j]) for row in cells) for j in range(len(header))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
-
-
-def plus_minus(mean: float, half: float, form: str = ",.1f") -> str:
-    """A mean and the half-width of its interval; the mean alone where a single run has no interval."""
-    return f"{mean:{form}}" if half != half else f"{mean:{form}} +- {half:{form}}"
-
-
-def with_interval(values: Tensor, form: str = ",.1f") -> str:
-    """The mean over runs or instances, `(n,)`, and its 95% interval."""
-    return plus_minus(*(float(x) for x in mean_and_interval(values)), form)
-
-
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A CSV file with a row for each, whose columns are those of the first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def publish(path: Path, text: str, where: str = "", figure: Figure | None = None) -> None:
-    """Write a report, with its figure beside it, and print it with a word on where all that belongs to it can be found."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
-    if figure is not None:
-        plotting.save(path.with_suffix(".png"), figure)
-    print(f"{text}\n\n{where or f'Written to {path}'}")

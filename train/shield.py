@@ -14,8 +14,9 @@ from torchcmdp import plotting
 from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
-from train.comparison import Curves, SeedNetworks, rounded
-from train.program import Count, Positive, bar, begin, publish, table
+
+from .comparison import Curves, SeedNetworks, rounded
+from .program import Count, Positive, bar, begin, publish, table
 
 METHODS = ("shield", "penalty", "unprotected")
 FEATURES, HIDDEN = 8, 32
@@ -54,8 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     options, folder = begin(Options, arguments, "shield")
     cmdp = tc.random_cmdp(seed=options.seed)
     curves = {method: train(method, cmdp, options, folder / method) for method in METHODS}
-    labels = {"Metrics/EpRet": "expected reward an episode", "Violation/positive": "violation an episode"}
-    panels = [plotting.Panel({name: (c.steps, c[tag]) for name, c in curves.items()}, label) for tag, label in labels.items()]
+    panels = [panel(curves, tag) for tag in ("Metrics/EpRet", "Violation/positive")]
     where = f"Curves: {folder / 'shield.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
     publish(folder / "shield.md", report(curves, cmdp), where, plotting.draw(panels))
     return 0
@@ -91,6 +91,21 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
             curves.add((step + 1) * batch, {"Metrics/EpRet": expected_value(cmdp.rewards, occupancy), "Violation/positive": unsafe})
     curves.close()
     return curves
+
+
+def panel(curves: dict[str, Curves], tag: str) -> plotting.Panel:
+    """What the three earned, or how unsafe they were, over the episodes played."""
+    means = {name: float(curve[tag].mean()) for name, curve in curves.items()}
+    best = max(means, key=lambda name: means[name]) if tag == "Metrics/EpRet" else min(means, key=lambda name: means[name])
+    label, finding = {
+        "Metrics/EpRet": ("expected reward an episode", f"While training {best} earns most, {means[best]:.2f} an episode"),
+        "Violation/positive": (
+            "violation an episode (cost)",
+            f"While training {best} violates least, {means[best]:.2g} an episode",
+        ),
+    }[tag]
+    values = {name: (curve.steps, curve[tag]) for name, curve in curves.items()}
+    return plotting.Panel(values, label, finding, xlabel="episodes played by each network")
 
 
 def reinforce(policy: Tensor, trajectory: tc.Trajectory) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from train.program import Count, Positive, bar, begin, check_device, choose, publish, settings_of, table
+
+from .program import Count, Positive, bar, begin, check_device, choose, publish, settings_of, table
 
 QUICK = (32, 100)
 ROW_SUM_TOLERANCE = 1e-9

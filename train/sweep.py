@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.events import EVENTS, HALF_WIDTH, RunWriter
 from torchcmdp.folder import RunFolder
-from train import program
-from train.program import Count, NotNegative, Positive, plus_minus
-from train.sweep_figure import front_figure
+
+from . import program
+from .program import Count, NotNegative, Positive, plus_minus
+from .sweep_figure import front_figure
 
 HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
 POINTS = 20
@@ -33,9 +33,9 @@ class Options:
     """Play WC-OPS with every combination of the hyperparameters given, and find those that no other beats in both measures.
 
     All combinations times all seeds are one batch, played in chunks that fit MEMORY. Every combination meets the same seeds, so
-    that their differences are not luck. Into LOGDIR/NAME go sweep.csv with a row a combination, front.png, and a TensorBoard run
-    for each, which the HParams tab compares. The same command continues an interrupted sweep and repeats the table of a finished
-    one.
+    that their differences are not luck. Into LOGDIR/NAME go sweep.csv with a row a combination, sweep.md, front.png, and a
+    TensorBoard run for each, which the HParams tab compares. The same command continues an interrupted sweep and repeats the table
+    of a finished one.
 
     Examples:
       python -m train sweep --eta 0.01 0.03 0.1 --bonus-scale 0.1 0.3 1 --seeds 20
@@ -120,7 +120,7 @@ def chunk_size(options: Options, runs: int, size: int) -> int:
 def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int, folder: Path) -> tc.RunResult:
     """Runs `first` to `first + runs - 1` of the sweep, divided over torchrun's processes if there are any."""
     place = folder / "chunks" / f"{first}-{first + runs - 1}"
-    how: dict[str, Any] = {"progress": program.on_terminal(), "fresh": options.fresh, "images": False}
+    how: dict[str, Any] = {"progress": False, "fresh": options.fresh, "images": False}
     made: list[tc.Simulator] = []
 
     def make(count: int, offset: int) -> tuple[tc.WCOPS, tc.Simulator]:
@@ -128,7 +128,9 @@ def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: i
         made[:] = [env]
         return learner, env
 
-    with program.heartbeat(f"runs {first} to {first + runs - 1}", options.episodes, lambda: made[0].episode if made else 0):
+    place_of_bar: dict[str, Any] = {"total": options.episodes, "unit": "ep", "disable": process_rank() != 0}
+    with program.bar(None, f"runs {first} to {first + runs - 1}", **place_of_bar) as shown:
+        how["on_progress"] = program.watch(shown, 0, lambda: made[0].episode if made else 0) if process_rank() == 0 else None
         result = tc.run_split(make, runs, options.episodes, place, max(1, options.episodes // POINTS), **how)
     if result.completed and process_rank() == 0:  # in TensorBoard the mean over different settings means nothing
         for file in place.glob(EVENTS):
@@ -170,11 +172,11 @@ def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.Run
     program.write_table(folder / "sweep.csv", rows)
     _write_tensorboard(folder, options, grid, results[0].episodes, bands)
     swept = _swept(grid)
-    plotting.save(folder / "front.png", front_figure(rows, front, swept, options.seeds, options.episodes))
-    print(_front_table(rows, front, swept))
-    print(f"\n{len(front)} of {len(grid)} combinations are on the front: no other has both less regret and less violation.")
-    print(f"All of them: {folder / 'sweep.csv'}; figure: {folder / 'front.png'}")
-    print(f"TensorBoard, tab HParams: tensorboard --logdir {folder}")
+    found = f"{len(front)} of {len(grid)} combinations are on the front: no other has both less regret and less violation."
+    where = f"All of them: {folder / 'sweep.csv'}; figure: {folder / 'front.png'}"
+    where += f"\nTensorBoard, tab HParams: tensorboard --logdir {folder}"
+    figure = front_figure(rows, front, swept, options.seeds, options.episodes)
+    program.publish(folder / "sweep.md", f"{_front_table(rows, front, swept)}\n\n{found}", where, {"front": figure})
 
 
 def _swept(grid: Grid) -> list[str]:

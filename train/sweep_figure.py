@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from torchcmdp.plotting import INK, PALETTE
-from train.figures import GREY, blank, tidy
+from torchcmdp.plotting import GREY, INK, PALETTE, SMALL, blank, cross, thousands, tidy, zero_line
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
@@ -33,21 +30,25 @@ def front_figure(
     colours, markers = (_codes(rows, name, codes) for name, codes in zip([*swept, None, None][:2], (PALETTE, MARKERS), strict=True))
     for j, row in enumerate(rows):
         colour, marker = colours[row.get(swept[0])], markers[row.get(swept[1]) if len(swept) > 1 else None]
-        axes.errorbar(
-            row["violation"], row["regret"], xerr=_half(row, "violation"), yerr=_half(row, "regret"), fmt=marker, color=colour,
-            markersize=7 if j in front else 5, alpha=1.0 if j in front else 0.55, markeredgecolor="white", markeredgewidth=0.6,
-            elinewidth=1.0, zorder=4 if j in front else 3,
-        )  # fmt: skip
+        look = {"fmt": marker, "markersize": 7 if j in front else 5, "alpha": 1.0 if j in front else 0.55}
+        place = (row["violation"], row["regret"], row["violation_ci95"], row["regret_ci95"])
+        cross(axes, *place, colour, **look, zorder=4 if j in front else 3)
     _draw_front(axes, rows, front)
-    _decorate(axes)
+    axes.margins(0.08)
+    for axis in (axes.xaxis, axes.yaxis):
+        thousands(axis, 6)
+    if axes.get_ylim()[0] < 0:
+        zero_line(axes)
     handles = [Line2D([], [], color=GREY, linewidth=1.2, drawstyle="steps-post", label="Pareto front")]
     for name, codes in zip(swept[:2], (colours, markers), strict=False):
         for value, code in codes.items():
             look = {"color": code, "marker": "o"} if codes is colours else {"color": GREY, "marker": code}
             handles.append(Line2D([], [], linestyle="none", markersize=6, label=f"{name.replace('_', ' ')} {value:g}", **look))
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, frameon=False, labelcolor=INK)
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=SMALL, frameon=False, labelcolor=INK)
+    title = f"{len(front)} of {len(rows)} combinations are beaten by no other in both regret and violation"
     words = f"WC-OPS after {episodes:,} episodes, mean over {seeds} seeds and 95% intervals"
-    axes.set_title(words if seeds > 1 else f"WC-OPS after {episodes:,} episodes, one seed", fontsize=10, color=INK, loc="left")
+    note = words if seeds > 1 else f"WC-OPS after {episodes:,} episodes, one seed"
+    tidy(axes, "cumulative violation (cost)", "cumulative regret (reward)", title, note)
     return figure
 
 
@@ -57,11 +58,6 @@ def _codes(rows: Sequence[Mapping[str, Any]], name: str | None, codes: Sequence[
     return {value: codes[j % len(codes)] for j, value in enumerate(values)}
 
 
-def _half(row: Mapping[str, Any], name: str) -> float:
-    half = float(row[f"{name}_ci95"])
-    return half if math.isfinite(half) else 0.0
-
-
 def _draw_front(axes: Axes, rows: Sequence[Mapping[str, Any]], front: Sequence[int]) -> None:
     """The staircase that bounds what some combination reaches, and the numbers of its corners."""
     x, y = [rows[j]["violation"] for j in front], [rows[j]["regret"] for j in front]
@@ -69,14 +65,3 @@ def _draw_front(axes: Axes, rows: Sequence[Mapping[str, Any]], front: Sequence[i
     for number, (a, b) in enumerate(zip(x, y, strict=True)):
         look: dict[str, Any] = {"fontsize": 9, "color": INK, "fontweight": "bold", "zorder": 5}
         axes.annotate(str(number + 1), (a, b), (6, 6), textcoords="offset points", **look)
-
-
-def _decorate(axes: Axes) -> None:
-    thousands = FuncFormatter(lambda value, _: f"{value:,.10g}")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(thousands)
-        axis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel("cumulative violation", fontsize=11, color=INK)
-    axes.set_ylabel("cumulative regret", fontsize=11, color=INK)
-    axes.margins(0.08)
-    tidy(axes, labelsize=10)

@@ -1,4 +1,4 @@
-"""`python -m train bench projection|program|episode|scale|imports`: where the time goes, and how we compare with other solvers."""
+"""`python -m train bench NAME`: where the time goes, how it grows, and how we compare with other solvers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from train.program import Command, hand_over, listing
+from ..program import Command, hand_over, listing
 
 BENCHMARKS = {
     "projection": Command(
-        "train.bench.projection",
+        f"{__package__}.projection",
         "our projection against cvxpylayers (Moreau, DIFFCP) and Clarabel, same instances, same run",
     ),
-    "program": Command("train.bench.program", "the optimistic linear program of OptCMDP, a whole batch at once, against HiGHS"),
-    "episode": Command("train.bench.episode", "where an episode of WC-OPS spends its time, and the same run through cvxpylayers"),
-    "scale": Command("train.bench.scale", "how its cost grows with the batch, the widths and the layers"),
-    "imports": Command("train.bench.imports", "what `import torchcmdp` takes beside `import torch`"),
+    "program": Command(f"{__package__}.program", "the optimistic linear program of OptCMDP, a whole batch at once, against HiGHS"),
+    "episode": Command(
+        f"{__package__}.episode", "where an episode of WC-OPS spends its time, and the same run through cvxpylayers"
+    ),
+    "scale": Command(f"{__package__}.scale", "how its cost grows with the batch, the widths and the layers"),
+    "sizes": Command(f"{__package__}.sizes", "FrozenLake and Taxi with successor lists, and how a projection grows with the lists"),
+    "env": Command(f"{__package__}.env", "a step of our Gymnasium environments beside one of FrozenLake"),
+    "fuzz": Command(f"{__package__}.fuzz", "random projections, degenerate ones among them, and how many go wrong"),
+    "imports": Command(f"{__package__}.imports", "what `import torchcmdp` takes beside `import torch`"),
 }
 
 

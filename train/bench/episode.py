@@ -11,7 +11,8 @@ from torchcmdp.distributed import Crew
 from torchcmdp.kernels.engine import using
 from torchcmdp.kernels.threads import available
 from torchcmdp.run.session import Session
-from train.program import Count, Positive, Whole, bar, begin, publish, table
+
+from ..program import Count, Positive, Whole, bar, begin, publish, table
 
 # Run-episodes per second of the torch path on one core, before anything but the projection was compiled.
 BEFORE = {1: 300, 10: 2_700, 32: 5_400, 128: 11_000, 1024: 24_000}

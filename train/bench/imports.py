@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from torchcmdp.errors import TorchCMDPError
-from train.program import Count, begin, publish, table
+
+from ..program import Count, bar, begin, publish, table
 
 AIM = 1.3
 SHOWN = 10
@@ -42,7 +43,8 @@ def import_times(package: str) -> dict[str, tuple[int, int]]:
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     options, folder = begin(Options, arguments, "bench imports")
-    torch, ours = zip(*[(import_times("torch"), import_times("torchcmdp")) for _ in range(options.repeats)], strict=True)
+    times = [(import_times("torch"), import_times("torchcmdp")) for _ in bar(range(options.repeats), "importing", leave=False)]
+    torch, ours = zip(*times, strict=True)
     base, whole = median(times["torch"][1] for times in torch), median(times["torchcmdp"][1] for times in ours)
     rows = [["torch", f"{base / 1e6:.2f}", "1.00"], ["torchcmdp", f"{whole / 1e6:.2f}", f"{whole / base:.2f}"]]
     own = {name: median(times[name][0] for times in ours if name in times) for name in ours[0].keys() - torch[0].keys()}

@@ -12,9 +12,10 @@ import torchcmdp as tc
 from torchcmdp.learners import OptCMDP
 from torchcmdp.optimistic import optimistic_optimum
 from torchcmdp.safe_set import SafeSet
-from train import extended_lp
-from train.bench import median_seconds
-from train.program import Count, bar, begin, publish, table
+
+from .. import extended_lp
+from ..program import Count, bar, begin, publish, table
+from . import median_seconds
 
 AIM = 20
 

@@ -16,8 +16,9 @@ import torchcmdp as tc
 from torchcmdp.kernels.engine import using
 from torchcmdp.projection import DEFAULT_CAP
 from torchcmdp.projection.cvxpy_layer import build_problem, merge_args, solve_layer
-from train.bench import median_seconds
-from train.program import Count, Positive, bar, begin, choose, publish, table, write_table
+
+from ..program import Count, Positive, bar, begin, choose, publish, table, write_table
+from . import median_seconds
 
 
 class Size(NamedTuple):

@@ -12,11 +12,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.plotting import INK, PALETTE
-from train.figures import GREY, blank, tidy
-from train.program import Count, bar, begin, check_device, plus_minus, publish, table
+from torchcmdp.distributed import Crew
+from torchcmdp.plotting import COLOURS, GREY, SMALL, blank, tidy
+from torchcmdp.run.session import Session
+
+from ..program import Count, bar, begin, check_device, plus_minus, publish, table
 
 INNER_LAYERS, INNER_WIDTH = 3, 4
+LEAST_SECONDS = 0.1  # of a measurement
 DIRECTIONS = {"batches": "runs in a batch", "widths": "states in a layer", "layers": "layers of states"}
 
 
@@ -101,17 +104,14 @@ def measure(widths: Sequence[int], runs: int, options: Options, device: torch.de
     """Seconds per episode of a batch, `(repeats,)`."""
     cmdp = tc.random_cmdp(widths, seed=options.seed, feasibility="any", device=device)
     env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=options.seed)
-    learner = tc.WCOPS(cmdp.layout, cmdp.constraints, horizon=20_000, runs=runs, device=device)
-    tracker = tc.Tracker(env)
+    session = Session(tc.WCOPS.for_env(env, horizon=20_000), env, 10**9, 10**9, Crew(runs, alone=True))
     times = []
     for _ in range(1 + options.repeats):
-        start = _now(device)
-        for _ in range(options.episodes):
-            policy = learner.policy
-            trajectory = env.rollout(policy)
-            tracker.update(policy, trajectory)
-            learner.update(trajectory)
-        times.append((_now(device) - start) / options.episodes)
+        start, before = _now(device), session.played
+        # as `run` plays; small sizes for a while, since a block of few short episodes is mostly its beginning and its end
+        while session.played - before < options.episodes or time.perf_counter() - start < LEAST_SECONDS:
+            session.advance(max(options.episodes, session.played - before))
+        times.append((_now(device) - start) / (session.played - before))
     return torch.tensor(times[1:], dtype=torch.float64)
 
 
@@ -135,34 +135,33 @@ def report(growths: dict[str, Growth]) -> str:
 
 
 def scale_figure(growths: dict[str, Growth]) -> Figure:
-    """Run-episodes per second against each size, on logarithmic axes, with the fits."""
+    """The time of an episode of all runs against each size, on logarithmic axes, with the fits."""
     figure = blank(4.2 * len(growths), 3.9)
     first: Axes | None = None
     for j, (name, growth) in enumerate(growths.items()):
         axes = figure.add_subplot(1, len(growths), j + 1, sharey=first)
         first = first or axes
-        _draw(axes, growth, PALETTE[j])
-        axes.set_xlabel(DIRECTIONS[name], fontsize=11, color=INK)
-        axes.set_title(f"cost grows as size$^{{{growth.exponent[0]:.2f}}}$", fontsize=11, color=INK, loc="left")
-        if j == 0:
-            axes.set_ylabel("run-episodes per second", fontsize=11, color=INK)
+        _draw(axes, growth)
+        power = plus_minus(*growth.exponent, ".2f").replace("+-", r"\pm")
+        title = f"An episode takes ({DIRECTIONS[name]})$^{{{power}}}$"
+        tidy(
+            axes, DIRECTIONS[name], "" if j else "milliseconds per episode", title, "WC-OPS; band: slowest and fastest measurement"
+        )
     return figure
 
 
-def _draw(axes: Axes, growth: Growth, colour: str) -> None:
-    sizes, speed = growth.sizes.numpy(), growth.speed.numpy()
-    low, high = (growth.runs / seconds for seconds in (growth.seconds.amax(0), growth.seconds.amin(0)))
-    axes.fill_between(sizes, low.numpy(), high.numpy(), color=colour, alpha=0.2, linewidth=0)
-    axes.plot(sizes, speed, "o-", color=colour, linewidth=1.8, markersize=5, zorder=3)
+def _draw(axes: Axes, growth: Growth) -> None:
+    sizes, milliseconds, colour = growth.sizes.numpy(), 1e3 * growth.seconds, COLOURS["WC-OPS"]
+    middle = milliseconds.median(0).values
+    axes.fill_between(sizes, milliseconds.amin(0).numpy(), milliseconds.amax(0).numpy(), color=colour, alpha=0.2, linewidth=0)
+    axes.plot(sizes, middle.numpy(), "o-", color=colour, linewidth=1.8, markersize=5, zorder=3)
     half = len(sizes) // 2
-    # the fit of the cost, as a speed, through the middle of the points that it was made for
-    power = growth.runs.log()[half:].numpy() - growth.exponent[0] * growth.sizes.log()[half:].numpy()
-    fit = power - power.mean() + growth.speed.log()[half:].mean().item()
-    fitted = torch.from_numpy(fit).exp().numpy()
+    # through the middle of the points that it was made for
+    power = growth.exponent[0] * growth.sizes[half:].log()
+    fitted = (power - power.mean() + middle[half:].log().mean()).exp().numpy()
     axes.plot(sizes[half:], fitted, color=GREY, linestyle="--", linewidth=1.2, label="fit", zorder=2)
+    axes.annotate("fit", (sizes[half], fitted[0]), (4, -12), textcoords="offset points", fontsize=SMALL, color=GREY)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [f"{int(size):,}" for size in sizes])
     axes.minorticks_off()
-    tidy(axes, labelsize=9)
-    axes.legend(fontsize=9, frameon=False, labelcolor=INK)

@@ -16,10 +16,13 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 import torchcmdp as tc
+from torchcmdp.distributed import Crew
 from torchcmdp.errors import InvalidInput, TorchCMDPError
-from train.paper.experiment import Job, Outcome, play
-from train.paper.presets import PRESETS
-from train.program import Count, bar, choose, experiment_folder, interrupted, on_terminal, parse
+from torchcmdp.run.session import Session
+
+from ..program import Count, bar, choose, experiment_folder, interrupted, on_terminal, parse
+from .experiment import Job, Outcome, play
+from .presets import PRESETS
 
 EPISODES, QUICK_EPISODES = 10_000, 100
 INSTANCES, QUICK_INSTANCES = 20, 3
@@ -30,8 +33,8 @@ class Options:
     """Play the paper's experiments and report which of its claims hold; without names, all of them.
 
     Names come before options: stochastic-1 to -3, adversarial-reward-1 and -2, adversarial-1 and -2, simplex-1 to -3,
-    waking-switching and waking-stochastic. Into LOGDIR/NAME go report.md and a folder an experiment with regret.png, violation.png,
-    positive_violation.png (and simplex.png), summary.csv and TensorBoard runs that overlay the learners. The same command
+    waking-switching and waking-stochastic. Into LOGDIR/NAME go report.md and a folder an experiment with curves.png (regret above
+    the violations) and simplex.png, each also as PDF, summary.csv and TensorBoard runs that overlay the learners. The same command
     continues what was interrupted and reads what is finished.
 
     Examples:
@@ -70,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     outcomes = _play_all(jobs, options.jobs or os.cpu_count() or 1)
     if len(outcomes) < len(jobs) or not all(outcome.completed for outcome in outcomes):
         return interrupted("", options.fresh)
-    from train.paper.report import write_experiment, write_report  # matplotlib is slow to import, and the workers do not need it
+    from .report import write_experiment, write_report  # matplotlib is slow to import, and the workers do not need it
 
     for name in names:
         write_experiment(folder / name, [outcome for outcome in outcomes if outcome.job.preset == name])
@@ -144,9 +147,11 @@ def _stop_workers() -> None:
 def _compile_kernels() -> None:
     """Use the compiled kernels once, so that they lie in the cache and not every worker has to compile them for itself."""
     cmdp = tc.two_path_cmdp()
-    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
-    for kind in (tc.WCOPS, tc.OptCMDP):
-        kind(cmdp.layout, cmdp.constraints, horizon=1).update(env.rollout(tc.uniform_policy(cmdp.layout)))
+    for kind in (tc.WCOPS, tc.OptCMDP, tc.OptPrimalDual, tc.PDBPS):
+        env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
+        learner = kind.for_env(env, horizon=2)
+        learner.update(env.rollout(learner.policy))
+        Session(learner, env, 1, 1, Crew(1, alone=True)).advance(1)
 
 
 def _as_completed(futures: Sequence[Future[Outcome]] | dict[Future[Outcome], int], progress: Progress) -> Iterator[Future[Outcome]]:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.metrics import growth_exponent, mean_and_interval
-from train.paper.experiment import OWN, Outcome
-from train.paper.presets import PRESETS, WC_OPS
+
+from .experiment import OWN, Outcome
+from .presets import PRESETS, WC_OPS
 
 Results = dict[str, tc.RunResult]
 Row = tuple[str, str, str]

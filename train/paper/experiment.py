@@ -13,8 +13,8 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.protocols import Axes
-from torchcmdp.trajectory import Trajectory
-from train.paper.presets import PRESETS, WC_OPS, Player, Preset, instances, learner, processes, spread
+
+from .presets import PRESETS, WC_OPS, Player, Preset, instances, learner, processes, spread
 
 OWN, REPLAY = "own sequence", "replay"
 POINTS = 100
@@ -74,8 +74,10 @@ class RecordingSimulator(tc.Simulator):
     """A simulator that keeps the policies at regular episodes.
 
     Args:
-        keep_every: Episodes between policies that are kept.
+        keep_every: Episodes between policies that are kept: those between logging points, where blocks of episodes begin.
     """
+
+    plays_in_blocks = True
 
     def __init__(self, *arguments: Any, keep_every: int, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -87,11 +89,10 @@ class RecordingSimulator(tc.Simulator):
         """`(kept x runs x L x S x A)`."""
         return torch.stack(self._policies) if self._policies else torch.zeros(0, self.runs, *self.layout.pair_shape)
 
-    def rollout(self, policy: Tensor) -> Trajectory:
-        """As of a simulator; now and then the policy is kept."""
+    def watch(self, policy: Tensor) -> None:
+        """Now and then the policy is kept."""
         if self.episode % self._keep_every == 0:
             self._policies.append(policy.detach().clone())
-        return super().rollout(policy)
 
     def state_axes(self) -> Axes:
         """As of a simulator; the kept policies have the runs on their second axis."""
@@ -135,11 +136,12 @@ class Scene:
         """So many runs of a learner on each instance, or what is left of them."""
         job, cmdp = self.job, spread(self.drawn[0], runs)
         seeds: dict[str, Any] = {"runs": job.instances * runs, "seed": self.preset.seed}
+        every = max(10, job.episodes // POINTS)
         if self.preset.setting == "simplex":
-            env: tc.Simulator = RecordingSimulator(cmdp, *feedback, **seeds, keep_every=max(1, job.episodes // POINTS))
+            env: tc.Simulator = RecordingSimulator(cmdp, *feedback, **seeds, keep_every=every)
         else:
             env = tc.Simulator(cmdp, *feedback, **seeds)
-        who, every = learner(player, cmdp, job.family, job.episodes), max(10, job.episodes // POINTS)
+        who = learner(player, cmdp, job.family, job.episodes)
         logdir = job.folder / folder / player.folder
         return tc.run(
             who, env, job.episodes, logdir, every, progress=False, fresh=job.fresh, images=False, on_progress=self.beat
@@ -169,38 +171,22 @@ def play(job: Job, beat: Any = None) -> Outcome:
     return Outcome(job, results, policies)
 
 
-def _record(scene: Scene) -> tuple[Tensor, ...] | None:
-    """The sequences that the adversary produces against a single run of WC-OPS on every instance; None if interrupted."""
-    first, second = (tc.Recorder(process, scene.job.episodes) for process in scene.processes(1))
-    result, _ = scene.play(Player(WC_OPS.key, "recorded"), f"{scene.job.family}-recording", 1, (first, second))
-    return (first.sequence, second.sequence) if result.completed else None
+def _record(scene: Scene) -> tuple[Tensor | None, ...] | None:
+    """The sequences that the adversary produces against a single run of WC-OPS on every instance, written out for all runs of it.
 
-
-class InstanceReplay(tc.Replay):
-    """A sequence for every instance, which all runs of it meet.
-
-    Args:
-        sequence: `(T x instances x ...)`.
-        runs: Of each instance.
+    None where there was no adversary, and None in all if interrupted.
     """
-
-    def __init__(self, sequence: Tensor, runs: int) -> None:
-        super().__init__(sequence)
-        self._runs = runs
-
-    @property
-    def values(self) -> Tensor:
-        """Of this episode, each instance's for all of its runs."""
-        return super().values.repeat_interleave(self._runs, 0)
-
-    def config(self) -> dict[str, Any]:
-        """What defines the process, ready for JSON."""
-        return {**super().config(), "runs": self._runs}
+    recorders = [tc.Recorder(process, scene.job.episodes) for process in scene.processes(1)]
+    result, _ = scene.play(Player(WC_OPS.key, "recorded"), f"{scene.job.family}-recording", 1, (recorders[0], recorders[1]))
+    if not result.completed:
+        return None
+    sources = zip(recorders, (scene.preset.rewards, scene.preset.costs), strict=True)
+    runs = scene.job.runs
+    return tuple(who.sequence.repeat_interleave(runs, 1) if source.startswith("ogd") else None for who, source in sources)
 
 
-def _replay(scene: Scene, sequences: tuple[Tensor, ...]) -> tuple[tc.Process, tc.Process]:
+def _replay(scene: Scene, sequences: tuple[Tensor | None, ...]) -> tuple[tc.Process, tc.Process]:
     """The recorded sequences where there was an adversary, and the same noise as ever where there was none."""
-    preset, live, runs = scene.preset, scene.processes(scene.job.runs), scene.job.runs
-    rewards = InstanceReplay(sequences[0], runs) if preset.rewards.startswith("ogd") else live[0]
-    costs = InstanceReplay(sequences[1], runs) if preset.costs.startswith("ogd") else live[1]
+    live = scene.processes(scene.job.runs)
+    rewards, costs = (own if kept is None else tc.Replay(kept) for own, kept in zip(live, sequences, strict=True))
     return rewards, costs

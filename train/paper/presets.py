@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,18 +12,17 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS, Learner
-from torchcmdp.learners.practical import PRACTICAL_SCALES
 
 # The families of constants: a multiple of the bonuses and of the transition radii, the same for every learner that has them.
 SCALES: Mapping[str, float] = {"theory": 1.0, "practical": 0.1, "small": 0.02}
 FAMILIES = (*SCALES, "tuned")  # in the last one every learner has its own, below
 RIVALS_COMMAND = "python -m train tune rivals"
-# By learner, multiples of the constants of "theory": those of `WCOPS.practical`, and what RIVALS_COMMAND found for the others on
-# instances drawn by the same rule, with the same horizon and objective. `radii` is the best of the three modes.
+# By learner, multiples of the constants of "theory", as RIVALS_COMMAND found them: for all of them the same grid, instances,
+# horizon, objective and rule. `radii` is the best of the three modes.
 TUNED: Mapping[str, Mapping[str, Any]] = {
-    "wc-ops": PRACTICAL_SCALES,
-    "opt-cmdp": {"scale": 0.03, "radii": "published"},
-    "opt-primal-dual": {"scale": 0.03, "steps": 30.0},
+    "wc-ops": {"scale": 0.03, "steps": 3.0},
+    "opt-cmdp": {"scale": 0.01, "radii": "literal"},
+    "opt-primal-dual": {"scale": 0.003, "steps": 10.0},
     "pdb-ps": {"scale": 1.0, "steps": 10.0},
     "greedy": {},
 }
@@ -120,7 +119,6 @@ WAKING = (
     Player("wc-ops", "WC-OPS, threshold x 0.001", {"threshold_scale": 1e-3}),
     Player("wc-ops", "WC-OPS, threshold x 0.0001", {"threshold_scale": 1e-4}),
     Player("wc-ops", "WC-OPS, empirical threshold", {"violation_threshold": "empirical"}),
-    Player("wc-ops", "WC-OPS, tuned", PRACTICAL_SCALES),
 )
 
 PRESETS: Mapping[str, Preset] = {
@@ -236,8 +234,12 @@ def learner(player: Player, cmdp: tc.LayeredCMDP, family: str, episodes: int) ->
     """The learner with the family's constants, where it has them, for a batch of CMDPs, one a run."""
     constants = {"scale": SCALES[family]} if family in SCALES else TUNED[player.key]
     own = settings(player.key, constants, cmdp)
-    kind = tc.WCOPS.scaled if player.key == "wc-ops" else LEARNERS[player.key]
-    return kind(cmdp.layout, cmdp.constraints, episodes, DELTA, cmdp.batch_shape[0], **{**own, **player.options})
+    return maker(player.key)(cmdp.layout, cmdp.constraints, episodes, DELTA, cmdp.batch_shape[0], **{**own, **player.options})
+
+
+def maker(key: str) -> Callable[..., Learner]:
+    """What makes a learner of that name from its `settings`."""
+    return tc.WCOPS.scaled if key == "wc-ops" else LEARNERS[key]
 
 
 def settings(key: str, constants: Mapping[str, Any], cmdp: tc.LayeredCMDP) -> dict[str, Any]:
@@ -263,7 +265,7 @@ def settings(key: str, constants: Mapping[str, Any], cmdp: tc.LayeredCMDP) -> di
     if key == "pdb-ps":
         moves = {name: _times(steps, LEARNERS[key].hyperparameters[name]) for name in ("eta", "dual_step")}
         return {"radius_scale": scale, "confidence": "entrywise", **moves, **rest}
-    return {**scales, **rest} if key == "wc-ops" else rest
+    return {"eta_scale": steps, **scales, **rest} if key == "wc-ops" else rest
 
 
 def _times(factor: Tensor | float, default: Any) -> Any:

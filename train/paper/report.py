@@ -10,16 +10,17 @@ from typing import Any
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.metrics import growth_exponent, mean_and_interval
-from train.paper import simplex
-from train.paper.claims import RULES, Finding, by_instance, findings, interval, overall
-from train.paper.experiment import OWN, REPLAY, Outcome
-from train.paper.presets import DELTA, PRESETS, RIVALS_COMMAND, SAFE_BY, SCALES, STRIDE, WC_OPS, instance, instances
-from train.program import table, write_table
+
+from ..program import table, write_table
+from . import simplex
+from .claims import RULES, Finding, by_instance, findings, interval, overall
+from .experiment import OWN, REPLAY, Outcome
+from .presets import DELTA, PRESETS, RIVALS_COMMAND, SAFE_BY, SCALES, STRIDE, WC_OPS, instance, instances
 
 FIGURES = {
-    "regret": ("regret", "cumulative regret"),
-    "violation": ("violation", "cumulative violation"),
-    "positive_violation": ("positive_violation", "cumulative positive violation"),
+    "regret": ("regret", "cumulative regret (reward)"),
+    "violation": ("violation", "cumulative violation (cost)"),
+    "positive_violation": ("positive_violation", "cumulative positive violation (cost)"),
 }
 
 INTRODUCTION = f"""The paper publishes neither its instances nor its horizons, so these instances were drawn from `random_cmdp`
@@ -27,8 +28,7 @@ by the seeds below before their results were looked at: for every experiment its
 which those are passed over in which the best policy is safe anyway. Their costs are shifted so that the constraints bind; with a
 single state an arm that pays more also costs more. `theory` plays the paper's constants; `practical` and `small` multiply the
 bonuses and the transition radii of every learner that has them by {SCALES["practical"]:g} and {SCALES["small"]:g}; in `tuned`
-WC-OPS has the constants of `WCOPS.practical`, and its rivals those that `{RIVALS_COMMAND}` found for them. The
-two searches differ: WC-OPS's constants were found earlier, on instances that bind less and with a smaller weight on the violation.
+every learner has the constants that `{RIVALS_COMMAND}` found for it, by the same search on the same instances.
 
 OptCMDP plays with three kinds of radii: *matched* to WC-OPS's, as *published*, where a cost's radius is that of a variable in
 [-1, 1], and *literal*, where the published radius, meant for costs in [0, 1], is rescaled to [-1, 1] and so twice as large.
@@ -53,11 +53,12 @@ def write_experiment(folder: Path, outcomes: Sequence[Outcome]) -> None:
     for sequence, suffix in ((OWN, ""), (REPLAY, "-replay")):
         shown = [(outcome, _of(outcome, sequence)) for outcome in outcomes]
         if all(results for _, results in shown):
-            for name, (attribute, ylabel) in FIGURES.items():
+            panels = []
+            for name, (attribute, ylabel) in FIGURES.items():  # a row each, so that no regret is without its violations
                 if preset.setting == "adversarial" and name == "regret":
-                    attribute, ylabel = "alpha_regret", "cumulative alpha-regret"
-                figure = plotting.draw([_panel(outcome, r, attribute, ylabel, name) for outcome, r in shown])
-                plotting.save(folder / f"{name}{suffix}.png", figure)
+                    attribute, ylabel = "alpha_regret", "cumulative alpha-regret (reward)"
+                panels += [_panel(outcome, r, attribute, ylabel, name) for outcome, r in shown]
+            plotting.save(folder / f"curves{suffix}.png", plotting.draw(panels, columns=len(shown)))
     if preset.setting == "simplex":
         policies = {f"WC-OPS, {o.job.family} constants": o.policies[WC_OPS.name] for o in outcomes}
         plotting.save(folder / "simplex.png", simplex.draw(instance(preset), policies))
@@ -76,7 +77,9 @@ def _panel(outcome: Outcome, results: Mapping[str, tc.RunResult], attribute: str
         label: (result.episodes, by_instance(getattr(result, attribute), outcome.job.instances))
         for label, result in results.items()
     }
-    return plotting.Panel(curves, ylabel, f"{family} constants", plotting.bounds_of(results, bound))
+    least = min(curves, key=lambda label: float(curves[label][1][:, -1].mean().nan_to_num(float("inf"))))
+    finding = f"{family} constants: least {ylabel.split(' (')[0].removeprefix('cumulative ')} of {least}"
+    return plotting.Panel(curves, ylabel, finding, plotting.bounds_of(results, bound))
 
 
 def _summary(outcome: Outcome) -> list[dict[str, Any]]:

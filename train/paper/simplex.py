@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.plotting import INK, PALETTE
-from train.figures import blank
+from torchcmdp.plotting import GREY, INK, PALETTE, SMALL, TITLE, blank, darker
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(3) / 2]])
 Points = NDArray[np.float64]
@@ -33,7 +32,7 @@ def draw(cmdp: tc.LayeredCMDP, policies: Mapping[str, Tensor]) -> Figure:
         axes = figure.add_subplot(1, len(policies), j + 1)
         _triangle(axes, cmdp)
         line = _trajectory(axes, trajectory[..., 0, 0, :].numpy())
-        axes.set_title(title, fontsize=12, color=INK, loc="left")
+        axes.set_title(title, fontsize=TITLE, color=INK, loc="left")
     bar = figure.colorbar(line, ax=figure.axes, shrink=0.7, pad=0.01, ticks=[0, 1], label="episode")
     bar.ax.set_yticklabels(["first", "last"])
     return figure
@@ -61,10 +60,10 @@ def safe_polygon(costs: Points) -> Points:
 def _triangle(axes: Axes, cmdp: tc.LayeredCMDP) -> None:
     axes.fill(*CORNERS.T, facecolor="none", edgecolor=INK, linewidth=1.2)
     safe = safe_polygon(cmdp.costs[:, 0, 0].numpy()) @ CORNERS
-    axes.fill(*safe.T, facecolor="#D55E00", alpha=0.22, linewidth=0, label="safe policies")
+    axes.fill(*safe.T, facecolor="#D55E00", alpha=0.22, linewidth=0)
     best = tc.safe_optimum(cmdp).occupancy[0, 0, :, 0].numpy() @ CORNERS
     star: dict[str, Any] = {"marker": "*", "markersize": 17, "color": PALETTE[0], "markeredgecolor": "white", "linestyle": ""}
-    axes.plot(*best, **star, label="best safe policy", zorder=5)
+    axes.plot(*best, **star, zorder=5)
     rewards = cmdp.rewards[0, 0].tolist()
     for a, (corner, shift, side) in enumerate(zip(CORNERS, ((-8, -6), (8, -6), (0, 8)), ("right", "left", "center"), strict=True)):
         label = f"action {a + 1}\nreward {rewards[a]:.2f}"
@@ -74,14 +73,16 @@ def _triangle(axes: Axes, cmdp: tc.LayeredCMDP) -> None:
     axes.set_axis_off()
     axes.set_xlim(-0.25, 1.25)
     axes.set_ylim(-0.16, 1.06)
-    axes.legend(loc="upper left", fontsize=9, frameon=False, labelcolor=INK)
+    middle = safe.mean(0) if len(safe) else CORNERS.mean(0)
+    axes.annotate("safe policies", middle, color="#8a3d00", fontsize=SMALL, ha="center", zorder=6)
+    axes.annotate("best safe policy", best, (9, 7), textcoords="offset points", color=darker(PALETTE[0]), fontsize=SMALL, zorder=6)
 
 
 def _trajectory(axes: Axes, policies: Points) -> LineCollection:
     """Every run as a faint line, their mean as a line whose colour is time."""
     places = policies @ CORNERS
     for run in range(places.shape[1]):
-        axes.plot(*places[:, run].T, color="#888888", linewidth=0.5, alpha=0.35, zorder=2)
+        axes.plot(*places[:, run].T, color=GREY, linewidth=0.5, alpha=0.35, zorder=2)
     mean = places.mean(1)
     segments = np.stack([mean[:-1], mean[1:]], axis=1)
     line = LineCollection(list(segments), cmap="viridis", linewidths=2.4, zorder=4)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from train.program import Command, hand_over
+from ..program import Command, hand_over
 
 STUDIES = {
     "study": Command(
-        "train.tune.study", "find constants by gradient, and compare them on instances never seen (what `tune` alone does)"
+        f"{__package__}.study", "find constants by gradient, and compare them on instances never seen (what `tune` alone does)"
     ),
-    "rivals": Command("train.tune.rivals", "constants for the rivals by a grid, on the same instances and by the same objective"),
-    "horizons": Command("train.tune.horizons", "the paper's constants against the practical ones at several horizons"),
+    "rivals": Command(
+        f"{__package__}.rivals", "constants for the rivals by a grid, on the same instances and by the same objective"
+    ),
+    "horizons": Command(f"{__package__}.horizons", "the paper's constants against the practical ones at several horizons"),
     "threshold": Command(
-        "train.tune.threshold", "the empirical violation threshold: its premise, and what it does when costs change"
+        f"{__package__}.threshold", "the empirical violation threshold: its premise, and what it does when costs change"
     ),
 }
 

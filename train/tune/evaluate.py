@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from torchcmdp.tuning import SCALES
-from train.program import bar, with_interval
-from train.tune.instances import Instances
+
+from ..program import bar, with_interval
+from .instances import Instances
 
 MEASURES = ("objective", "regret", "violation", "positive violation")
 PAPER: dict[str, float] = dict.fromkeys(SCALES, 1.0)

@@ -7,33 +7,37 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import INK, PALETTE
-from train.figures import GREY, blank
+from torchcmdp.plotting import GREY, PALETTE, blank, cross, name_ends, name_points, tidy, zero_line
 
 PARTS = ("regret", "positive violation")
 
 
 def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]]) -> Figure:
     """One panel a scale: both parts of the objective an episode, and at every point its gradient as a tangent."""
-    figure = blank(3.6 * len(curves), 3.4)
+    figure = blank(3.9 * len(curves), 3.5)
+    spread = {name: float(np.ptp(np.asarray(curve["value"], dtype=float)[:, 1])) for name, curve in curves.items()}
+    first: Axes | None = None
     for j, (name, curve) in enumerate(curves.items()):
-        axes = figure.add_subplot(1, len(curves), j + 1)
-        x = np.asarray(curve["scale"], dtype=float)
+        axes = figure.add_subplot(1, len(curves), j + 1, sharey=first)
+        first = first or axes
+        x, ends = np.asarray(curve["scale"], dtype=float), []
         for part, (label, colour) in enumerate(zip(PARTS, PALETTE, strict=False)):
             y, slope = (np.asarray(curve[key], dtype=float)[:, part] for key in ("value", "slope"))
-            axes.plot(x, y, "o-", color=colour, markersize=3, linewidth=1, alpha=0.6, label=label)
+            axes.plot(x, y, "o-", color=colour, markersize=3, linewidth=1, alpha=0.6)
             reach = np.log(x[1] / x[0]) / 3
             for a, b, s in zip(x, y, slope, strict=True):
                 axes.plot(a * np.exp([-reach, reach]), [b - s * reach, b + s * reach], color=colour, linewidth=2.2)
+            ends.append((float(x[-1]), float(y[-1]), label, colour))
         axes.set_xscale("log")
-        axes.set_xlabel(name, color=INK)
-        axes.grid(True, color="#E5E5E5", linewidth=0.7)
-        if j == 0:
-            axes.set_ylabel("an episode", color=INK)
-            axes.legend(fontsize=8, edgecolor="none")
+        zero_line(axes)
+        if j + 1 == len(curves):
+            name_ends(axes, ends)
+        moves = f"violation moves by {spread[name]:.2g}" + (", the most" if name == max(spread, key=lambda n: spread[n]) else "")
+        tidy(axes, f"{name.replace('_', ' ')} (multiple of the paper's)", "" if j else "an episode (reward, cost)", moves)
     return figure
 
 
@@ -42,18 +46,24 @@ def front_figure(points: Mapping[str, Mapping[str, Sequence[float]]], horizon: i
     figure = blank(6.4, 4.6)
     axes = figure.add_subplot(1, 1, 1)
     tuned: list[tuple[float, float, float]] = []
+    named: list[tuple[float, float, str, str]] = []
+    safest = min(points, key=lambda label: sum(points[label]["positive violation"]))
     for j, (label, measures) in enumerate(points.items()):
         (x, dx), (y, dy) = (_per_episode(measures[name], horizon) for name in ("positive violation", "regret"))
-        axes.errorbar(x, y, xerr=dx, yerr=dy, fmt="o", color=PALETTE[j % len(PALETTE)], capsize=2, label=label)
+        colour = PALETTE[j % len(PALETTE)]
+        cross(axes, x, y, dx, dy, colour)
+        named.append((x, y, label, colour))
         if label.startswith("weight "):
             tuned.append((float(label.split()[1]), x, y))
     if tuned:
         _, xs, ys = zip(*sorted(tuned), strict=True)
         axes.plot(xs, ys, color=GREY, linewidth=1, zorder=1)
-    axes.set_xlabel("positive violation an episode", color=INK)
-    axes.set_ylabel("regret an episode", color=INK)
-    axes.grid(True, color="#E5E5E5", linewidth=0.7)
-    axes.legend(fontsize=9, edgecolor="none")
+    zero_line(axes)
+    axes.margins(0.12)
+    name_points(axes, named)
+    note = f"unseen instances, {horizon:,} episodes, 95% intervals; weights of the violation in the objective"
+    title = f"Least positive violation on unseen instances: {safest}"
+    tidy(axes, "positive violation an episode (cost)", "regret an episode (reward)", title, note)
     return figure
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES
-from train.program import Count, Positive, begin, publish, table
-from train.tune.evaluate import MEASURES, PAPER, evaluate, rows_of, stage
-from train.tune.instances import HELD_OUT, KINDS, make_instances
+
+from ..program import Count, Positive, begin, publish, table
+from .evaluate import MEASURES, PAPER, evaluate, rows_of, stage
+from .instances import HELD_OUT, KINDS, make_instances
 
 
 @dataclass

@@ -1,8 +1,9 @@
-"""The rivals' constants, by a search over a declared grid on the instances that WC-OPS was tuned on, by the same objective."""
+"""Constants for every learner by a search over the same declared grid, on the same instances, by the same objective."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +12,18 @@ import torch
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
-from train.paper.presets import settings
-from train.program import Count, Positive, bar, begin, publish, table
-from train.tune.evaluate import stage
-from train.tune.instances import Instances, make_instances
+
+from ..paper.presets import maker, settings
+from ..program import Count, Positive, bar, begin, publish, table
+from .evaluate import stage
+from .instances import Instances, make_instances
 
 SCALES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 STEPS = (1.0, 3.0, 10.0, 30.0, 100.0)
 # By learner, what is tried, every combination: multiples of its radii and bonuses, of its steps, and the modes of its radii. These
 # vary from run to run within a batch; a mode is a batch of its own.
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "wc-ops": {"confidence": ("entrywise",), "scale": SCALES, "steps": STEPS},
     "opt-cmdp": {"radii": ("matched", "published", "literal"), "scale": SCALES},
     "opt-primal-dual": {"radii": ("matched",), "scale": SCALES, "steps": STEPS},
     "pdb-ps": {"confidence": ("entrywise",), "scale": SCALES, "steps": STEPS},
@@ -29,11 +32,12 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 
 @dataclass
 class Options:
-    """Find constants for the rivals of WC-OPS, as fairly as those of `WCOPS.practical` were found.
+    """Find constants for WC-OPS and its rivals, by the same search and with the same effort for each point.
 
-    Every combination of a grid, declared in train/tune/rivals.py, is played on the training instances of `python -m train tune`,
-    and the one with the least (regret + weight * positive violation) / horizon is printed. `python -m train paper` plays with it
-    in its family `tuned`.
+    Every combination of a grid, declared in train/tune/rivals.py, is played on the training instances of `python -m train tune`.
+    The runs are dealt into repetitions; in each of them the combinations are ranked by (regret + weight * positive violation) /
+    horizon, and the one with the least mean rank is taken: single repetitions often disagree about neighbours in the grid.
+    `python -m train paper` plays with it in its family `tuned`.
 
     Examples:
       python -m train tune rivals
@@ -43,7 +47,8 @@ class Options:
     horizon: Count = 1000  # Episodes of a run.
     weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
     instances: Count = 4  # Seeds of the training instances, each with stochastic and with changing costs.
-    runs: Count = 4  # Of every combination on each instance; all combinations meet the same random numbers.
+    runs: Count = 2  # Of every combination on each instance in a repetition; all combinations meet the same random numbers.
+    repetitions: Count = 5  # Among which the ranks are averaged.
     widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
     actions: Count = 3  # Actions in each state.
     constraints: Count = 2  # Safety constraints.
@@ -63,42 +68,51 @@ def main(arguments: Sequence[str]) -> int:
     rows = []
     for key, grid in bar(list(GRIDS.items()), "rivals"):
         found = stage(folder, key, {**config, "grid": grid}, lambda k=key, g=grid: search(options, training, k, g))
-        best = min(found, key=lambda point: point["objective"])
-        for point in sorted(found, key=lambda point: point["objective"])[:3]:
+        for point in ranked(found)[:3]:
             constants = ", ".join(f"{name} {point[name]}" for name in grid)
+            first = f"{point['first']} of {options.repetitions}"
             numbers = [f"{point[name]:,.3f}" for name in ("objective", "regret", "positive violation")]
-            rows.append([LEARNERS[key].name, constants, *numbers, "best" if point is best else ""])
-    text = table(["learner", "constants", "objective", "regret", "positive violation", ""], rows)
-    publish(
-        folder / "report.md",
-        f"The best three of every grid; means over {len(training.kinds)} instances, {options.runs} runs each.\n\n{text}",
-    )
+            rows.append([LEARNERS[key].name, constants, f"{point['rank']:.1f}", first, *numbers])
+    text = table(["learner", "constants", "mean rank", "first in", "objective", "regret", "positive violation"], rows)
+    effort = options.horizon * options.runs * options.repetitions * len(training.kinds)
+    spent = ", ".join(f"{LEARNERS[key].name} {effort * math.prod(map(len, grid.values())):,}" for key, grid in GRIDS.items())
+    words = f"{len(training.kinds)} instances, {options.repetitions} repetitions of {options.runs} runs on each"
+    publish(folder / "report.md", f"The best three of every grid, by mean rank; {words}. Run-episodes: {spent}.\n\n{text}")
     return 0
 
 
+def ranked(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The points by their mean rank over the repetitions, then by their objective; with the rank, and how often each was first."""
+    objectives = torch.tensor([point["objectives"] for point in found], dtype=torch.float64)
+    ranks = objectives.argsort(0).argsort(0) + 1  # (points x repetitions), 1 for the least
+    points = [
+        {**point, "rank": float(rank.double().mean()), "first": int((rank == 1).sum()), "objective": float(values.mean())}
+        for point, rank, values in zip(found, ranks, objectives, strict=True)
+    ]
+    return sorted(points, key=lambda point: (point["rank"], point["objective"]))
+
+
 def search(options: Options, training: Instances, key: str, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of a grid: its constants and what came of them, in the mean over the instances."""
+    """Every combination of a grid: its constants, its objective in every repetition, and its regret and violation in the mean."""
     (mode, values), *rest = grid.items()
     points = [dict(zip(dict(rest), combination, strict=True)) for combination in itertools.product(*dict(rest).values())]
     found = []
     for value in values:
-        block = len(training.kinds) * options.runs
-        which = torch.arange(len(training.kinds)).repeat(options.runs * len(points))
+        runs = options.runs * options.repetitions
+        block = len(training.kinds) * runs
+        which = torch.arange(len(training.kinds)).repeat(runs * len(points))
         env = training.environment(which, options.seed, block)
         per_run = {name: torch.tensor([point[name] for point in points], dtype=torch.float64) for name in dict(rest)}
         constants = {name: tensor.repeat_interleave(block) for name, tensor in per_run.items()}
         own = settings(key, {mode: value, **constants}, env.cmdp)
         size = (env.cmdp.layout, env.cmdp.constraints, options.horizon, options.delta, env.runs)
-        result = tc.run(LEARNERS[key](*size, **own), env, options.horizon, progress=False)
+        result = tc.run(maker(key)(*size, **own), env, options.horizon, progress=False)
         if not result.completed:  # half a run must not be kept
             raise KeyboardInterrupt
         regret, unsafe = result.regret[:, -1], result.positive_violation_by_constraint[:, -1].sum(-1)
-        measures = {
-            "objective": (regret + options.weight * unsafe) / options.horizon,
-            "regret": regret,
-            "positive violation": unsafe,
-        }
+        objectives = ((regret + options.weight * unsafe) / options.horizon).view(len(points), options.repetitions, -1).mean(-1)
         for j, point in enumerate(points):
             rows = slice(j * block, (j + 1) * block)
-            found.append({mode: value, **point, **{name: float(x[rows].mean()) for name, x in measures.items()}})
+            means = {"regret": float(regret[rows].mean()), "positive violation": float(unsafe[rows].mean())}
+            found.append({mode: value, **point, "objectives": objectives[j].tolist(), **means})
     return found

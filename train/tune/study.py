@@ -14,11 +14,12 @@ import torch
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.tuning import SCALES, Descent, Study, forward_derivative, optimise, random_search
-from train import program
-from train.program import Count, Positive, spelled, table, with_interval
-from train.tune.evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
-from train.tune.figures import front_figure, sensitivity_figure
-from train.tune.instances import HELD_OUT, Instances, make_instances
+
+from .. import program
+from ..program import Count, Positive, spelled, table, with_interval
+from .evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
+from .figures import front_figure, sensitivity_figure
+from .instances import HELD_OUT, Instances, make_instances
 
 # Where the descent begins: the paper's steps, and a fraction of its widths and threshold. At the paper's own no gradient comes from
 # them: optimistic costs are cut off at -1, intervals hold every kernel, and the threshold is out of reach.

@@ -10,9 +10,10 @@ import torch
 
 import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES
-from train.program import Count, bar, begin, publish, table, with_interval
-from train.tune.evaluate import stage
-from train.tune.instances import make_instances
+
+from ..program import Count, bar, begin, publish, table, with_interval
+from .evaluate import stage
+from .instances import make_instances
 
 MEASURED = ("regret", "violation", "positive violation")
 SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {"bandit": ((1, 1), 3, 1), "layered": ((1, 3, 3, 1), 3, 1)}

@@ -1,0 +1,203 @@
+"""What an episode and a projection cost where few successors are possible: on environments people know, and as sizes grow."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import torchcmdp as tc
+
+from ..program import Count, bar, begin, choose, one_thread, plus_minus, publish, table
+from . import median_seconds
+
+WORLDS = ("frozen-lake", "taxi")
+# Seconds of CPU of an episode of one run before there were successor lists, and the aims.
+BEFORE = {"frozen-lake": 0.340, "taxi": 36.0}
+AIMS = {"frozen-lake": 0.340 / 20, "taxi": 0.5}
+WIDTH, ACTIONS, SLOTS = 8, 3, 3
+
+
+@dataclass
+class Options:
+    """Time episodes of WC-OPS on FrozenLake 8x8 with 50 steps and Taxi with 30 steps and its drawn start, one run, one core.
+
+    Each is measured in a process of its own, for its peak memory: with successor lists, and without where that is asked for. Then
+    projections of random instances over lists are timed while layers, and successors of a pair, grow in number; the exponent b
+    says that the time of a Newton iteration grows as size^b, fitted to the larger half. Written to LOGDIR/NAME/sizes.md.
+
+    Examples:
+      python -m train bench sizes
+      python -m train bench sizes --dense frozen-lake --episodes 50
+    """
+
+    worlds: tuple[str, ...] = WORLDS  # Environments: frozen-lake, taxi.
+    dense: tuple[str, ...] = ("frozen-lake",)  # Which of them also without lists; taxi then takes 5 GB and minutes.
+    episodes: Count = 20  # Episodes of a measurement, after two that are not timed.
+    layers: tuple[Count, ...] = (8, 16, 32, 64, 128)  # Layers of 8 states, 3 actions, 3 successors a pair; at least three sizes.
+    successors: tuple[Count, ...] = (2, 4, 8, 16)  # Successors of a pair in 8 layers of 16 states, 3 actions; at least three sizes.
+    repeats: Count = 5  # Measurements of each size; the intervals of the exponents are 95% over them.
+    seed: int = 0  # Of the instances and of all random numbers.
+    name: str = "bench"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; returns the exit code."""
+    options, folder = begin(Options, arguments, "bench sizes")
+    for world in (*options.worlds, *options.dense):
+        choose(world, WORLDS, "an environment")
+    for name in ("layers", "successors"):
+        if len(set(getattr(options, name))) < 3:
+            raise tc.InvalidInput(f"--{name} has fewer than three sizes; a fit to the larger half needs at least three.")
+    asked = [(world, dense) for world in options.worlds for dense in (False, True) if not dense or world in options.dense]
+    rows = [in_own_process(*each, options) for each in bar(asked, "environments", leave=False)]
+    with one_thread():
+        growth = [grow(name, options) for name in ("layers", "successors")]
+    publish(folder / "sizes.md", f"{episode_table(rows)}\n\n{growth_table(growth)}", f"Written to {folder / 'sizes.md'}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an episode on one layout took: CPU seconds, the process's peak in MB, what it had before the problem was made."""
+
+    world: str
+    dense: bool
+    shape: tuple[int, ...]
+    entries: int
+    seconds: float
+    peak: float
+    before: float
+
+
+def in_own_process(world: str, dense: bool, options: Options) -> Measured:
+    """`measure`, in a process that has done nothing else."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (world, dense, options.episodes, options.seed))
+
+
+def measure(world: str, dense: bool, episodes: int, seed: int) -> Measured:
+    """Episodes of WC-OPS with the paper's constants, one run."""
+    torch.set_num_threads(1)
+    _warm()
+    before = _peak()
+    imported = _import(world)
+    cmdp = imported.cmdp
+    if dense:
+        cmdp = tc.LayeredCMDP(cmdp.layout.full, cmdp.layout.dense(cmdp.transitions), cmdp.rewards, cmdp.costs)
+    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), imported.cost_process(), seed=seed)
+    learner = tc.WCOPS.for_env(env, horizon=10_000)
+    for t in range(2 + episodes):
+        if t == 2:
+            start = time.process_time()
+        learner.update(env.rollout(learner.policy))
+    seconds = (time.process_time() - start) / episodes
+    return Measured(world, dense, cmdp.layout.transition_shape, int(cmdp.layout.transition_mask().sum()), seconds, _peak(), before)
+
+
+def _import(world: str) -> Any:
+    from torchcmdp.adapters import tabular
+
+    if world == "taxi":
+        return tabular.from_gymnasium("Taxi-v4", 30, tabular.broke_a_rule, 1.0)
+    return tabular.from_gymnasium("FrozenLake8x8-v1", 50, tabular.fell_in_a_hole, 0.1)
+
+
+def _warm() -> None:
+    """Load all kernels, whose memory is not the problem's."""
+    cmdp = tc.two_path_cmdp()
+    env = tc.Simulator(cmdp, cmdp.rewards, tc.Bernoulli(cmdp.costs, low=-1))
+    learner = tc.WCOPS.for_env(env, horizon=10)
+    learner.update(env.rollout(learner.policy))
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def episode_table(rows: Sequence[Measured]) -> str:
+    """One line an environment and layout."""
+    lines = []
+    for row in rows:
+        aim = "-" if row.dense else f"{1e3 * AIMS[row.world]:,.0f} ms, {'met' if row.seconds <= AIMS[row.world] else 'missed'}"
+        lines.append(
+            [
+                row.world,
+                "all of the next layer" if row.dense else "lists",
+                " x ".join(map(str, row.shape)),
+                f"{row.entries:,}",
+                f"{1e3 * row.seconds:,.1f}",
+                f"{BEFORE[row.world] / row.seconds:,.1f}x",
+                aim,
+                f"{row.peak:,.0f}",
+                f"{row.peak - row.before:,.0f}",
+            ]
+        )
+    header = ["environment", "successors", "L x S x A x K", "transitions", "ms CPU per episode", "before / now", "aim"]
+    return table([*header, "peak MB", "of which not libraries"], lines)
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """Seconds of a Newton iteration `(repeats x sizes)` while one size grew, and the transitions at each."""
+
+    name: str
+    sizes: list[int]
+    transitions: list[int]
+    seconds: Tensor
+
+
+def grow(name: str, options: Options) -> Growth:
+    """Time projections of one instance while one size grows."""
+    sizes = sorted(set(getattr(options, name)))
+    seconds, transitions = torch.zeros(options.repeats, len(sizes), dtype=torch.float64), []
+    for j, size in enumerate(bar(sizes, name, leave=False)):
+        layout = random_layout(size, WIDTH, SLOTS, options.seed) if name == "layers" else random_layout(8, 16, size, options.seed)
+        loss, safe_set, reference = instance(layout, options.seed)
+        iterations = int(tc.project(loss, reference, safe_set, 1.0).iterations)
+        transitions.append(int(layout.transition_mask().sum()))
+        for repeat in range(options.repeats):
+            seconds[repeat, j] = median_seconds(lambda: tc.project(loss, reference, safe_set, 1.0), 5, 0.05) / max(iterations, 1)  # noqa: B023
+    return Growth(name, sizes, transitions, seconds)
+
+
+def random_layout(layers: int, width: int, successors: int, seed: int) -> tc.Layout:
+    """So many layers of states between the first and the last, in which every pair has that many successors or all there are."""
+    rng = np.random.default_rng(seed)
+    widths = (1, *[width] * layers, 1)
+    lists = np.full((len(widths) - 1, width, ACTIONS, min(successors, width)), -1)
+    for k, x, a in np.ndindex(*lists.shape[:3]):
+        reached = np.sort(rng.permutation(widths[k + 1])[: lists.shape[-1]])
+        lists[k, x, a, : len(reached)] = reached
+    return tc.Layout(widths, ACTIONS, lists)
+
+
+def instance(layout: tc.Layout, seed: int) -> tuple[Tensor, tc.SafeSet, Tensor]:
+    """A loss, wide intervals with two constraints, and the uniform occupancy."""
+    generator = torch.Generator().manual_seed(seed)
+    loss = torch.rand(layout.pair_shape, generator=generator, dtype=torch.float64) * layout.pair_mask()
+    costs = (torch.rand(2, *layout.pair_shape, generator=generator, dtype=torch.float64) - 0.6) * layout.pair_mask()
+    center = layout.uniform_transitions()
+    safe_set = tc.SafeSet(layout, 0.2 * center, (3 * center).clamp_max(1), costs)
+    return loss, safe_set, tc.uniform_occupancy(layout)
+
+
+def growth_table(growths: Sequence[Growth]) -> str:
+    """Times of an iteration, and their exponents in the sizes and in the number of transitions."""
+    rows, fits = [], []
+    for growth in growths:
+        for size, entries, seconds in zip(growth.sizes, growth.transitions, growth.seconds.median(0).values.tolist(), strict=True):
+            rows.append([growth.name, f"{size:,}", f"{entries:,}", f"{1e6 * seconds:,.1f}", f"{1e9 * seconds / entries:,.0f}"])
+        for what, sizes in ((growth.name, growth.sizes), ("transitions", growth.transitions)):
+            mean, half = tc.growth_exponent(torch.tensor(sizes, dtype=torch.float64), growth.seconds)
+            fits.append([growth.name, what, plus_minus(float(mean), float(half), ".2f")])
+    times = table(["what grows", "size", "transitions", "us per Newton iteration", "ns per transition"], rows)
+    return f"{times}\n\n{table(['what grows', 'against', 'cost grows as its power'], fits)}"

@@ -1,0 +1,116 @@
+"""All learners on a suite of problems, with equal episodes and seeds: tables, figures, ranks and pairwise wins."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torchcmdp as tc
+from torchcmdp.folder import RunFolder
+from torchcmdp.learners import LEARNERS, Learner
+from torchcmdp.learners.practical import PRACTICAL_SCALES
+
+from .. import program
+from ..paper.presets import TUNED, settings
+from ..program import Count, choose
+from .report import PLAYERS, Results, write_problem, write_report
+
+SUITE = (
+    *("dope/factored", "dope/media", "dope/inventory", "alwayssafe/simple", "alwayssafe/factored", "machine/replacement"),
+    *("omdpd/dirichlet", "grid/hazard", "arms/8", "arms/8-switching", "paper/one-constraint", "paper/no-slater"),
+)
+QUICK = (60, 4)
+POINTS = 50
+PRACTICAL = "-practical"
+
+
+@dataclass
+class Options:
+    """Play learners on named problems, all with the same episodes and seeds, and say who does best where.
+
+    Into LOGDIR/NAME go report.md and report.html, for each problem a table and a figure (regret against positive violation with
+    95% intervals, curves beside), and a run folder for each learner. The same command continues an interrupted comparison and
+    repeats the report of a finished one. Every learner is told what the problem's units say about the ends of rewards and costs.
+
+    Examples:
+      python -m train compare --quick
+      python -m train compare --problems dope/media alwayssafe/simple --learners wc-ops opt-cmdp --episodes 5000
+      python -m train compare --constants paper --name compare-paper
+    """
+
+    problems: tuple[str, ...] = SUITE  # Named problems; python -m train problems lists them.
+    learners: tuple[str, ...] = tuple(PLAYERS)  # Who plays; the practical ones have constants of their own.
+    episodes: Count = 1_000  # Of every run; also the horizon that the learners' constants are made for.
+    seeds: Count = 10  # Runs of every learner on every problem; the intervals are 95% over them.
+    constants: Literal["tuned", "paper"] = "tuned"
+    """Multiples of the published constants that searches found on small random CMDPs, or the published ones."""
+    seed: int = 0  # Of all random numbers.
+    name: str = "compare"  # Folder of this comparison inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments; point TensorBoard at it.
+    quick: bool = False  # A trial of the machinery: 60 episodes, 4 seeds.
+    fresh: bool = False  # Forget what the folder holds and start over.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play what is left of the comparison and write its report; returns the exit code."""
+    options, folder = program.begin(Options, arguments, "compare")
+    for name in options.problems:
+        choose(name, tc.problems.names(), "one of --problems")
+    for name in options.learners:
+        choose(name, PLAYERS, "one of --learners")
+    if options.quick:
+        options.episodes, options.seeds = QUICK
+    _begin(folder, options)
+    results: Results = {}
+    jobs = [(problem, learner) for problem in options.problems for learner in options.learners]
+    for problem, learner in program.bar(jobs, "comparison"):
+        result = play(options, problem, learner, folder)
+        if not result.completed:
+            return program.interrupted(f" in {learner} on {problem}", options.fresh)
+        results.setdefault(problem, {})[learner] = result
+        if len(results[problem]) == len(options.learners):
+            write_problem(folder, problem, results[problem])
+    write_report(folder, results, asdict(options))
+    return 0
+
+
+def play(options: Options, name: str, key: str, folder: Path) -> tc.RunResult:
+    """One learner on one problem."""
+    problem = tc.problems.make(name)
+    env = problem.simulator(options.seeds, options.seed, options.episodes)
+    learner = build(key, options.constants, env, options.episodes)
+    print(f"{PLAYERS[key]} on {name}", file=sys.stderr)
+    place = folder / name.replace("/", "-") / key
+    spacing = max(1, options.episodes // POINTS)
+    return tc.run(learner, env, options.episodes, place, spacing, progress=False, fresh=options.fresh, images=False)
+
+
+def build(key: str, constants: str, env: tc.Simulator, episodes: int) -> Learner:
+    """The learner, with the published constants or the tuned ones, and told the ends that the problem's units know."""
+    cmdp, own = env.cmdp, TUNED.get(key, {}) if constants == "tuned" else {"scale": 1.0}
+    given: dict[str, Any] = {}
+    kind: Any = LEARNERS[key.removesuffix(PRACTICAL)]
+    make = kind.scaled if issubclass(kind, tc.WCOPS) else kind
+    if key.endswith(PRACTICAL):
+        make = kind.practical
+    elif key == "uob-reps":  # WC-OPS that does not look at the costs has its constants
+        scales = {name: value for name, value in PRACTICAL_SCALES.items() if name in ("eta_scale", "gamma_scale", "radius_scale")}
+        given = scales if constants == "tuned" else {}
+    elif key != "greedy":
+        given = settings(key, {"scale": 1.0, **own} if key == "pdb-ps" else own, cmdp)
+    if cmdp.units is not None:
+        given = {"cost_low": cmdp.units.cost_low, "reward_high": cmdp.units.reward_high, **given}
+    learner: Learner = make(cmdp.layout, cmdp.constraints, episodes, runs=env.runs, **given)
+    return learner
+
+
+def _begin(folder: Path, options: Options) -> None:
+    """Refuse a folder that holds another comparison, and note what this one is; problems and learners may be added."""
+    kept = ("episodes", "seeds", "constants", "seed")
+    noted = json.loads(json.dumps({name: getattr(options, name) for name in kept}))
+    RunFolder(folder, options.fresh).checkpoint(noted)
+    (folder / "config.json").write_text(json.dumps(noted, indent=2) + "\n")

@@ -1,0 +1,171 @@
+"""What a comparison leaves behind: a table and a figure a problem, ranks, pairwise wins, as Markdown and as HTML."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import torchcmdp as tc
+from torchcmdp import plotting
+from torchcmdp.learners import LEARNERS
+from torchcmdp.metrics import mean_and_interval
+from torchcmdp.plotting import SMALL, blank, cross, looks, thousands, tidy, zero_line
+
+from ..program import plus_minus, publish, table, with_interval, write_table
+
+# What each player is called; the practical ones are recipes of their own.
+PLAYERS = {
+    **{key: kind.name for key, kind in LEARNERS.items()},
+    "wc-ops-practical": "WC-OPS practical",
+    "opt-cmdp-practical": "OptCMDP practical",
+}
+# By problem and learner.
+Results = dict[str, dict[str, tc.RunResult]]
+WEIGHT = 2.0  # of the positive violation in the loss by which learners are ranked; that of `train tune`
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}"
+    "table{border-collapse:collapse;margin:1em 0}td,th{border-bottom:1px solid #ddd;padding:.3em .8em;text-align:left}"
+    "img{max-width:100%}"
+)
+
+
+def loss(result: tc.RunResult) -> Tensor:
+    """(regret + 2 positive violation) / episodes in normal form, which no choice of units changes, `(runs,)`."""
+    scaled = result.scaled
+    return (scaled.regret[:, -1] + WEIGHT * scaled.positive_violation[:, -1]) / int(result.episodes[-1])
+
+
+def write_problem(folder: Path, name: str, results: Mapping[str, tc.RunResult]) -> None:
+    """The figure and the numbers of one problem."""
+    place = folder / name.replace("/", "-")
+    plotting.save(place / "figure.png", figure(name, results))
+    rows = []
+    for key, result in results.items():
+        ends = {each: getattr(result, each)[:, -1] for each in ("regret", "violation", "positive_violation")}
+        bands = {each: [float(x) for x in mean_and_interval(value)] for each, value in ends.items()}
+        flat = {f"{each}{suffix}": band[j] for each, band in bands.items() for j, suffix in enumerate(("", "_ci95"))}
+        rows.append({"learner": key, **flat, "seconds": round(result.seconds, 2)})
+    write_table(place / "numbers.csv", rows)
+
+
+def figure(name: str, results: Mapping[str, tc.RunResult]) -> Figure:
+    """Regret against positive violation at the end, with 95% intervals, and the two curves beside."""
+    drawn = blank(13.5, 4.2)
+    front, *curves = (drawn.add_subplot(1, 3, j + 1) for j in range(3))
+    look = looks(PLAYERS[key] for key in results)
+    for key, result in results.items():
+        label = PLAYERS[key]
+        colour, style = look[label]
+        ends = [mean_and_interval(getattr(result, each)[:, -1]) for each in ("positive_violation", "regret")]
+        (x, dx), (y, dy) = ((float(mean), float(half)) for mean, half in ends)
+        cross(front, x, y, dx, dy, colour, fmt="o" if style == "-" else "s", label=label)
+        for axes, each in zip(curves, ("regret", "positive_violation"), strict=True):
+            mean, half = mean_and_interval(getattr(result, each))
+            t, half = result.episodes.numpy(), half.nan_to_num(nan=0.0)  # a single run has no interval
+            axes.plot(t, mean.numpy(), color=colour, linestyle=style, linewidth=1.6, zorder=3)
+            axes.fill_between(t, (mean - half).numpy(), (mean + half).numpy(), color=colour, alpha=0.15, linewidth=0, zorder=2)
+            thousands(axes.xaxis)
+    tidy(front, "positive violation", "regret", f"{name}: down and left is better")
+    zero_line(front)
+    for axes, words in zip(curves, ("cumulative regret", "cumulative positive violation"), strict=True):
+        tidy(axes, "episode", words)
+    front.legend(fontsize=SMALL, frameon=True, framealpha=0.9, edgecolor="none")
+    return drawn
+
+
+def write_report(folder: Path, results: Results, options: Mapping[str, Any]) -> None:
+    """report.md, report.html and what is printed."""
+    who = f"{len(results)} problems, {len(options['learners'])} learners with {options['constants']} constants"
+    parts = [
+        "# Comparison",
+        f"{who}, {options['seeds']} seeds of {options['episodes']:,} episodes; 95% intervals. Regret and violations are in the "
+        f"units of each problem. Learners are ranked by their loss, (regret + {WEIGHT:g} x positive violation) / episodes in "
+        "normal form, in the mean over seeds.",
+        "## Ranks",
+        ranks(results),
+        "## Pairwise wins",
+        "How often the learner of the row had the smaller loss than that of the column with the same seed: the share of seeds, in "
+        "the mean over the problems, and its interval over them; a draw is half a win.",
+        wins(results),
+        *(part for name, found in results.items() for part in _problem_parts(name, found)),
+    ]
+    text = "\n\n".join(parts)
+    (folder / "report.html").write_text(as_html(text))
+    publish(folder / "report.md", text, f"Written to {folder / 'report.md'}, {folder / 'report.html'} and a folder a problem")
+
+
+def _problem_parts(name: str, results: Mapping[str, tc.RunResult]) -> list[str]:
+    problem = tc.problems.make(name)
+    first = next(iter(results.values()))
+    best = f"Safe optimum {float(first.safe_value.mean()):z.4f} an episode, optimum {float(first.best_value.mean()):z.4f}."
+    rows = [
+        [PLAYERS[key], *(with_interval(getattr(r, each)[:, -1]) for each in ("regret", "violation", "positive_violation"))]
+        + [with_interval(loss(r), ".4f")]
+        for key, r in results.items()
+    ]
+    header = ["learner", "regret", "violation", "positive violation", "loss"]
+    return [f"## {name}", f"{problem.source}. {best}", table(header, rows), f"![{name}]({name.replace('/', '-')}/figure.png)"]
+
+
+def ranks(results: Results) -> str:
+    """The rank of each learner on each problem by its mean loss, and its mean rank with an interval over the problems."""
+    learners = list(next(iter(results.values())))
+    places = []
+    for found in results.values():
+        means = torch.stack([loss(found[key]).mean() for key in learners]).nan_to_num(nan=torch.inf)
+        places.append((means[:, None] > means[None]).sum(1) + 1)
+    placed = torch.stack(places).double()  # (problems x learners)
+    order = placed.mean(0).argsort().tolist()
+    rows = []
+    for j in order:
+        firsts = int((placed[:, j] == 1).sum())
+        mean = plus_minus(*(float(x) for x in mean_and_interval(placed[:, j])), ".2f")
+        rows.append([PLAYERS[learners[j]], mean, str(firsts), " ".join(f"{int(place)}" for place in placed[:, j])])
+    return table(["learner", "mean rank", "first on", "rank on each problem, in the order below"], rows)
+
+
+def wins(results: Results) -> str:
+    """A row and a column a learner."""
+    learners = list(next(iter(results.values())))
+    rows = []
+    for mine in learners:
+        cells = [PLAYERS[mine]]
+        for other in learners:
+            shares = torch.stack([_share(loss(found[mine]), loss(found[other])) for found in results.values()])
+            cells.append("-" if mine == other else plus_minus(*(float(x) for x in mean_and_interval(shares)), ".2f"))
+        rows.append(cells)
+    return table(["", *(PLAYERS[key] for key in learners)], rows)
+
+
+def _share(mine: Tensor, other: Tensor) -> Tensor:
+    return ((mine < other).double() + 0.5 * (mine == other).double()).mean()
+
+
+def as_html(text: str) -> str:
+    """Headings, paragraphs, tables and images of our own Markdown as one page."""
+    blocks = [_block(block) for block in text.split("\n\n")]
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Comparison</title><style>{STYLE}</style>'
+    return "\n".join([head, *blocks, "</html>", ""])
+
+
+def _block(block: str) -> str:
+    if image := re.fullmatch(r"!\[(.*)\]\((.*)\)", block):
+        return f'<img alt="{html.escape(image[1])}" src="{html.escape(image[2])}">'
+    if heading := re.fullmatch(r"(#+) (.*)", block):
+        size = len(heading[1])
+        return f"<h{size}>{html.escape(heading[2])}</h{size}>"
+    if block.startswith("|"):
+        lines = [line.strip("|").split("|") for line in block.splitlines()]
+        return f"<table>{_line(lines[0], 'th')}{''.join(_line(line, 'td') for line in lines[2:])}</table>"
+    return f"<p>{html.escape(block)}</p>"
+
+
+def _line(cells: Sequence[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell.strip())}</{tag}>" for cell in cells) + "</tr>"

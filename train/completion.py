@@ -1,0 +1,77 @@
+"""A script with which a shell completes the commands and their options."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, make_dataclass
+from typing import Annotated, Any, Literal, Union
+
+import tyro
+
+from .program import IN_A_CLONE, Command, parse
+
+HOW = {
+    "bash": "torchcmdp completion --shell bash > ~/.local/share/bash-completion/completions/torchcmdp",
+    "zsh": "torchcmdp completion --shell zsh > ~/.zfunc/_torchcmdp, with fpath+=~/.zfunc before compinit in ~/.zshrc",
+    "tcsh": "torchcmdp completion --shell tcsh > ~/.torchcmdp.tcsh, and source it in ~/.tcshrc",
+}
+
+
+@dataclass
+class Options:
+    """Print a script with which a shell completes `torchcmdp`, its commands and their options.
+
+    The commands of a clone are completed where it is installed, since that installs `torchcmdp` as well.
+
+    Examples:
+      python -m train completion
+      torchcmdp completion --shell bash > ~/.local/share/bash-completion/completions/torchcmdp
+      torchcmdp completion --shell zsh > ~/.zfunc/_torchcmdp
+    """
+
+    shell: Literal["bash", "zsh", "tcsh"] = "bash"  # Whose; where to put the script stands in its first line.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the script; returns the exit code."""
+    shell = parse(Options, arguments, prog=f"{IN_A_CLONE} completion").shell
+    print(f"# {HOW[shell]}\n{script(shell)}")
+    return 0
+
+
+def script(shell: str) -> str:
+    """What tyro writes for one program with all commands as its subcommands."""
+    from .__main__ import COMMANDS
+    from .bench import BENCHMARKS
+    from .study import STUDIES as COMPARISONS
+    from .tune import STUDIES
+
+    text = io.StringIO()
+    kind = _any_of(COMMANDS, {"bench": BENCHMARKS, "tune": STUDIES, "study": COMPARISONS})
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        tyro.cli(
+            kind,
+            prog="torchcmdp",
+            args=["--tyro-print-completion", shell],
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+        )
+    return text.getvalue()
+
+
+def _any_of(commands: dict[str, Command], parts: dict[str, dict[str, Command]]) -> Any:
+    """One type for all these commands, some of which have commands of their own."""
+
+    def options(name: str, command: Command) -> Any:
+        if name not in parts:
+            return importlib.import_module(command.module).Options
+        return make_dataclass(f"Part_{name}", [("part", _any_of(parts[name], {}))])
+
+    return Union[  # noqa: UP007
+        tuple(
+            Annotated[options(name, command), tyro.conf.subcommand(name, description=command.purpose, prefix_name=False)]
+            for name, command in commands.items()
+        )
+    ]

@@ -1,0 +1,193 @@
+"""The design of the study, declared before it was run: instances, settings, learners, what is searched, and what is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchcmdp as tc
+from torchcmdp.costs import Drift, PaperCosts, PriorCosts
+from torchcmdp.learners.practical import practical_costs
+
+WIDTHS, ACTIONS, CONSTRAINTS = (1, 4, 4, 4, 1), 3, 2
+# Seeds of the instances: 16 to choose constants on, four in each setting, and 32 to judge on, all of them in every setting.
+TRAINING, HELD_OUT = range(70_000, 70_016), range(71_000, 71_032)
+# Slater gaps, of even and of odd seeds; where costs change, of one policy for all of their values at once.
+TIGHT, SLACK = 0.03, 0.3
+SETTINGS = ("stochastic", "adversarial rewards", "switching costs", "cyclic costs")
+CHANGING = SETTINGS[2:]
+SWITCHES = 2  # of "switching costs", at equal distances: each block has costs of its own
+CYCLE_CHANGES = 18  # of "cyclic costs", between two vectors of costs
+REWARD_CHANGES = 9  # of "adversarial rewards", between two vectors of rewards, whatever is played
+WEIGHT = 3.0  # of the positive violation in the objective that constants are chosen by
+SEARCH_SEED, PLAY_SEED = 5, 17
+
+# The goals, for practical WC-OPS as it is shipped.
+LEAST_UNDOMINATED, LEAST_LOWER_END, MOST_VIOLATION = 0.8, 0.7, 0.6
+
+Values = Mapping[str, Tensor]
+Size = tuple[tc.Layout, int, int, float, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A learner of the study.
+
+    Attributes:
+        title: What it is called.
+        make: Called with (layout, m, T, delta, runs), the CMDP of each run, and a value a run of everything in `box`.
+        box: What is searched, log-uniformly between two ends.
+        start: The first configuration of the search: the learner's own constants.
+        published: Whether it is a rival as published, with scales of its constants searched.
+    """
+
+    title: str
+    make: Callable[[Size, tc.LayeredCMDP, Values], tc.Learner]
+    box: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    start: Mapping[str, float] = field(default_factory=dict)
+    published: bool = False
+
+    def configurations(self, count: int) -> list[dict[str, float]]:
+        """The first is `start`, the others are drawn; a learner without constants has one."""
+        generator = torch.Generator().manual_seed(SEARCH_SEED)
+        found = [dict(self.start)]
+        for _ in range(count - 1 if self.box else 0):
+            draws = torch.rand(len(self.box), generator=generator, dtype=torch.float64).tolist()
+            ends = self.box.items()
+            found.append({name: low * (high / low) ** u for (name, (low, high)), u in zip(ends, draws, strict=True)})
+        return found
+
+
+def _wcops(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
+    return tc.WCOPS.scaled(*size, **values)
+
+
+def _practical(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
+    rest = dict(values)
+    return tc.WCOPS.practical(*size, costs=PriorCosts(margin=rest.pop("margin"), drift=Drift()), **rest)
+
+
+def _opt_cmdp(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
+    return tc.OptCMDP(*size, radii="matched", **values)
+
+
+def _practical_opt_cmdp(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
+    rest = dict(values)
+    return tc.OptCMDP.practical(*size, costs=PriorCosts(margin=rest.pop("margin"), drift=Drift()), **rest)
+
+
+def _primal_dual(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
+    rest = dict(values)
+    # its bonus sums the radii of all successors over all layers; divided by their number it is of the size of the others'
+    radius = rest.pop("radius_scale") / (cmdp.layout.layers * cmdp.layout.width)
+    steps = {name: _multiple(tc.OptPrimalDual, name, rest.pop(name)) for name in ("primal_step", "dual_step")}
+    return tc.OptPrimalDual(*size, radii="matched", slater_gap=tc.slater_gap(cmdp), radius_scale=radius, **steps, **rest)
+
+
+def _pdbps(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
+    rest = dict(values)
+    steps = {name: _multiple(tc.PDBPS, name, rest.pop(name)) for name in ("eta", "dual_step")}
+    return tc.PDBPS(*size, confidence="entrywise", **steps, **rest)
+
+
+def _multiple(kind: type[tc.Learner], name: str, factor: Tensor) -> Callable[[Any], Tensor]:
+    default: Any = kind.hyperparameters[name]
+    return lambda made: factor * default(made)
+
+
+SCALES, STEPS = (1e-3, 1.0), (1.0, 100.0)
+ENTRIES = {
+    "practical WC-OPS": Entry(
+        "practical WC-OPS", _practical,
+        {"eta_scale": STEPS, "gamma_scale": STEPS, "radius_scale": SCALES, "margin": (0.3, 3.0)},
+        {"eta_scale": 20.0, "gamma_scale": 20.0, "radius_scale": 0.01, "margin": 1.0},
+    ),
+    "practical OptCMDP": Entry(
+        "practical OptCMDP", _practical_opt_cmdp,
+        {"radius_scale": SCALES, "margin": (0.3, 3.0)}, {"radius_scale": 0.01, "margin": 1.0},
+    ),
+    "WC-OPS": Entry(
+        "WC-OPS", _wcops,
+        {"eta_scale": STEPS, "gamma_scale": STEPS, "bonus_scale": SCALES, "radius_scale": SCALES, "threshold_scale": (1e-5, 1e-1)},
+        dict.fromkeys(("eta_scale", "gamma_scale", "bonus_scale", "radius_scale", "threshold_scale"), 1.0),
+    ),
+    "OptCMDP": Entry(
+        "OptCMDP", _opt_cmdp, {"bonus_scale": SCALES, "radius_scale": SCALES}, {"bonus_scale": 1.0, "radius_scale": 1.0}, True
+    ),
+    "OptPrimalDual": Entry(
+        "OptPrimalDual", _primal_dual,
+        {"bonus_scale": SCALES, "radius_scale": SCALES, "primal_step": STEPS, "dual_step": STEPS},
+        dict.fromkeys(("bonus_scale", "radius_scale", "primal_step", "dual_step"), 1.0), True,
+    ),
+    "PDB-PS": Entry(
+        "PDB-PS", _pdbps, {"radius_scale": SCALES, "eta": STEPS, "dual_step": STEPS},
+        dict.fromkeys(("radius_scale", "eta", "dual_step"), 1.0), True,
+    ),
+    "Greedy": Entry("Greedy", lambda size, cmdp, values: tc.Greedy(*size), published=True),
+}  # fmt: skip
+# What the changes of practical WC-OPS are worth: the shipped one without each of them.
+ABLATIONS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "without the prior (bonus at a hundredth)": lambda: {"costs": PaperCosts(margin=1.0, drift=Drift()), "bonus_scale": 0.01},
+    "without the margin": lambda: {"costs": PriorCosts(drift=Drift())},
+    "without the drift test": lambda: {"costs": PriorCosts(margin=1.0)},
+    "without doubly robust losses and share": lambda: {"costs": practical_costs(), "loss": "paper", "share": None},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Instances:
+    """CMDPs of one setting, n of them, with the mean costs and rewards of their blocks.
+
+    Attributes:
+        cmdp: A batch of n, with the means over the blocks for its rewards and costs.
+        rewards, costs: Of each block, `(n x L x S x A)` and `(n x m x L x S x A)`.
+        setting: One of `SETTINGS`.
+    """
+
+    cmdp: tc.LayeredCMDP
+    rewards: list[Tensor]
+    costs: list[Tensor]
+    setting: str
+
+    def environment(self, which: Tensor, horizon: int, distinct: int) -> tc.Simulator:
+        """A fresh simulator in which run j plays instance `which[j]`, with random numbers of its own for `distinct` runs."""
+        cmdp = tc.LayeredCMDP(self.cmdp.layout, *(x[which] for x in (self.cmdp.transitions, self.cmdp.rewards, self.cmdp.costs)))
+        rewards, costs = [x[which] for x in self.rewards], [x[which] for x in self.costs]
+        reward_length, cost_length = (max(1, math.ceil(horizon / (n + 1))) for n in (REWARD_CHANGES, CYCLE_CHANGES))
+        bernoulli: dict[str, Any] = {"noise": "bernoulli", "low": -1}
+        made: tc.Process
+        if self.setting == "switching costs":
+            at = [horizon * (j + 1) // (SWITCHES + 1) for j in range(SWITCHES)]
+            made = tc.Switching(costs, at, **bernoulli)
+        elif self.setting == "cyclic costs":
+            made = tc.Cyclic(costs[:2], cost_length, **bernoulli)
+        else:
+            made = tc.Bernoulli(costs[0], low=-1)
+        changing = self.setting == "adversarial rewards"
+        own = tc.Cyclic(rewards, reward_length, noise="bernoulli") if changing else tc.Bernoulli(rewards[0])
+        return tc.Simulator(cmdp, own, made, runs=len(which), seed=PLAY_SEED, distinct_runs=distinct)
+
+
+@lru_cache(maxsize=16)
+def make_instances(seeds: range, setting: str) -> Instances:
+    """The instances of these seeds: the same transitions and rewards in all settings, half of them tight."""
+    blocks = SWITCHES + 1 if setting in CHANGING else 1
+    cmdps, rewards, costs = [], [], []
+    for seed in seeds:
+        gap = TIGHT if seed % 2 == 0 else SLACK
+        cmdp = tc.random_cmdp(WIDTHS, ACTIONS, CONSTRAINTS * blocks, seed, feasibility="binding", margin=gap)
+        other = tc.random_cmdp(WIDTHS, ACTIONS, 0, seed + 10_000_000).rewards
+        own = cmdp.costs.unflatten(0, (blocks, CONSTRAINTS))
+        mean = own[:2].mean(0) if setting == "cyclic costs" else own.mean(0)
+        both = [cmdp.rewards, other] if setting == "adversarial rewards" else [cmdp.rewards]
+        cmdps.append(tc.LayeredCMDP(cmdp.layout, cmdp.transitions, torch.stack(both).mean(0), mean))
+        rewards.append(both)
+        costs.append(own)
+    turned = [torch.stack(x) for x in zip(*rewards, strict=True)]
+    return Instances(tc.stack_cmdps(cmdps), turned, list(torch.stack(costs).unbind(1)), setting)

@@ -1,0 +1,168 @@
+"""What the study says: tables with intervals, who dominates whom, whether the goals are met, and a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from torchcmdp.metrics import mean_and_interval
+from torchcmdp.plotting import blank, looks, name_points, tidy
+
+from ..program import table, with_interval
+from . import design
+from .design import ENTRIES, SETTINGS
+
+# by setting and learner: measures, a number a run, the instances of every seed in turn
+Numbers = dict[str, dict[str, dict[str, list[float]]]]
+PUBLISHED = tuple(key for key, entry in ENTRIES.items() if entry.published)
+Z = 1.959963984540054
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """The 95% Wilson interval of a fraction."""
+    share, square = hits / n, Z * Z / n
+    middle, half = share + square / 2, Z * math.sqrt(share * (1 - share) / n + square / (4 * n))
+    return (middle - half) / (1 + square), (middle + half) / (1 + square)
+
+
+def by_instance(values: Sequence[float], instances: int) -> Tensor:
+    """Means over the seeds, `(instances,)`."""
+    return torch.tensor(values, dtype=torch.float64).view(-1, instances).mean(0)
+
+
+def dominates(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+    """On which instances one has less regret and less positive violation than the other, `(instances,)` bool."""
+    return (one["regret"] < other["regret"]) & (one["positive violation"] < other["positive violation"])
+
+
+def undominated(players: Mapping[str, Mapping[str, Tensor]], title: str) -> Tensor:
+    """On which instances no published rival dominates a learner, `(instances,)` bool."""
+    rivals = [players[key] for key in PUBLISHED if key != title]
+    return ~torch.stack([dominates(rival, players[title]) for rival in rivals]).any(0)
+
+
+def means(numbers: Mapping[str, Mapping[str, Sequence[float]]], instances: int) -> dict[str, dict[str, Tensor]]:
+    """By learner and measure the means of every instance."""
+    return {title: {name: by_instance(x, instances) for name, x in found.items()} for title, found in numbers.items()}
+
+
+def best_rival(searched: Mapping[str, Sequence[float]]) -> str:
+    """The published rival with the least objective on the training instances."""
+    return min(PUBLISHED, key=lambda key: min(searched[key]))
+
+
+def report(
+    command: str,
+    options: Mapping[str, Any],
+    searched: Mapping[str, Sequence[float]],
+    chosen: Mapping[str, Mapping[str, float]],
+    held: Mapping[int, Numbers],
+    ablated: Numbers,
+) -> str:
+    """The report, as Markdown."""
+    n, rival = options["instances"], best_rival(searched)
+    size = "-".join(map(str, design.WIDTHS))
+    parts = [
+        f"`{command}`",
+        f"{n} held-out instances ({size}, {design.ACTIONS} actions, {design.CONSTRAINTS} constraints; half with Slater gap "
+        f"{design.TIGHT}, half with {design.SLACK}, or less), {options['seeds']} seeds at the first horizon and "
+        f"{options['long_seeds']} at the others. Every learner had {options['configurations']} configurations "
+        "on 16 training instances; the best published "
+        f"rival there is {rival}. Intervals are 95%: of means over instances, and Wilson's of fractions. Undominated: no published "
+        f"rival has both less regret and less positive violation on the instance. Dominating: less of both than {rival}.",
+        *(f"## {T:,} episodes\n\n{_table(numbers, n, rival)}\n\n{_goals(numbers, n, rival)}" for T, numbers in held.items()),
+    ]
+    if ablated:
+        first = next(iter(held))
+        parts.append(f"## Practical WC-OPS without each of its changes, {first:,} episodes\n\n{_ablation(held[first], ablated, n)}")
+    rows = [
+        [key, f"{min(searched[key]):.3f}", ", ".join(f"{k} {v:.3g}" for k, v in chosen[key].items()) or "-"] for key in searched
+    ]
+    parts.append("## What the search chose\n\n" + table(["learner", "objective", "constants"], rows))
+    return "\n\n".join(parts)
+
+
+def _table(numbers: Numbers, n: int, rival: str) -> str:
+    rows = []
+    for setting in SETTINGS:
+        players = means(numbers[setting], n)
+        for title, found in players.items():
+            cells = [with_interval(found[name]) for name in ("regret", "violation", "positive violation")]
+            safe = "-" if title == rival else _fraction(dominates(found, players[rival]))
+            alarms = f"{float(found['alarms'].mean()):.1f}" if "alarms" in found else "-"
+            rows.append([setting, title, *cells, _fraction(undominated(players, title)), safe, alarms])
+    header = ["setting", "learner", "regret", "violation", "positive violation", "undominated", "dominating", "alarms"]
+    return table(header, rows)
+
+
+def _fraction(hits: Tensor) -> str:
+    low, high = wilson(int(hits.sum()), len(hits))
+    return f"{float(hits.double().mean()):.0%} [{low:.0%}, {high:.0%}]"
+
+
+def _goals(numbers: Numbers, n: int, rival: str) -> str:
+    """Whether practical WC-OPS as it is shipped meets the goals, in each setting."""
+    lines = []
+    for setting in SETTINGS:
+        players = means(numbers[setting], n)
+        hits = undominated(players, "practical WC-OPS")
+        met = float(hits.double().mean()) >= design.LEAST_UNDOMINATED and wilson(int(hits.sum()), n)[0] > design.LEAST_LOWER_END
+        line = f"- {setting}: undominated on {_fraction(hits)}: {'met' if met else 'not met'}"
+        if setting in design.CHANGING:
+            ratio = float(players["practical WC-OPS"]["positive violation"].mean() / players[rival]["positive violation"].mean())
+            kept = "met" if ratio <= design.MOST_VIOLATION else "not met"
+            line += f"; positive violation {ratio:.0%} of {rival}'s: {kept}"
+        ours = players["practical OptCMDP"]
+        beaten, beats = dominates(ours, players["practical WC-OPS"]), dominates(players["practical WC-OPS"], ours)
+        lines.append(line + f"; dominated by practical OptCMDP on {_fraction(beaten)}, dominating it on {_fraction(beats)}.")
+    goal = (
+        f"Goals for practical WC-OPS as it is shipped (at least {design.LEAST_UNDOMINATED:.0%} with the lower end above "
+        f"{design.LEAST_LOWER_END:.0%}; where costs change, at most {design.MOST_VIOLATION:.0%} of the rival's positive violation):"
+    )
+    return "\n".join([goal, "", *lines])
+
+
+def _ablation(numbers: Numbers, ablated: Numbers, n: int) -> str:
+    rows = []
+    for setting in SETTINGS:
+        whole = means(numbers[setting], n)
+        for title, found in {"whole": whole["practical WC-OPS"], **means(ablated[setting], n)}.items():
+            players = {**whole, title: found}
+            cells = [with_interval(found[name]) for name in ("regret", "positive violation")]
+            change = [with_interval(found[name] - whole["practical WC-OPS"][name]) for name in ("regret", "positive violation")]
+            rows.append(
+                [setting, title, *cells, *(change if title != "whole" else ["-", "-"]), _fraction(undominated(players, title))]
+            )
+    header = [
+        "setting",
+        "practical WC-OPS",
+        "regret",
+        "positive violation",
+        "more regret",
+        "more positive violation",
+        "undominated",
+    ]
+    return table(header, rows)
+
+
+def figure(held: Mapping[int, Numbers]) -> Figure:
+    """A panel for each setting and horizon: mean regret against mean positive violation, an episode, with intervals."""
+    drawn = blank(3.2 * len(SETTINGS), 3.2 * len(held))
+    for row, (horizon, numbers) in enumerate(held.items()):
+        for column, setting in enumerate(SETTINGS):
+            axes = drawn.add_subplot(len(held), len(SETTINGS), row * len(SETTINGS) + column + 1)
+            points = []
+            for title, look in looks(numbers[setting]).items():
+                found = numbers[setting][title]
+                pairs = [torch.tensor(found[name], dtype=torch.float64) / horizon for name in ("regret", "positive violation")]
+                (x, dx), (y, dy) = ((float(v) for v in mean_and_interval(values)) for values in pairs)
+                axes.errorbar(x, y, dy, dx, "o", color=look[0], markersize=4, linewidth=1)
+                points.append((x, y, title, look[0]))
+            tidy(axes, "regret an episode", "positive violation an episode", f"{setting}, T = {horizon:,}")
+            name_points(axes, points)
+    return drawn
