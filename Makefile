@@ -3,13 +3,14 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help run test lint tensorboard clean clean-kernels
+.PHONY: help run test lint docs tensorboard clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run          the main job: WC-OPS on a small CMDP, curves and TensorBoard files in runs/ (ARGS='--episodes 1000' to change it)"
+	@echo "make run          the main job: four learners on a small CMDP, a table, figures and TensorBoard files in runs/ (ARGS='--episodes 1000' to change it)"
 	@echo "make test         all tests, over all cores (ARGS='-n 0' in one process)"
 	@echo "make lint         formatting, lint and types"
+	@echo "make docs         the documentation as web pages, in build/docs"
 	@echo "make tensorboard  look at runs/ in a browser"
 	@echo "make clean        remove the virtual environment and caches; runs/ stays"
 	@echo
@@ -28,16 +29,17 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy torchcmdp
 
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.installed
+	$(BIN)/python -m mkdocs build --strict --quiet -f docs/site/mkdocs.yml $(ARGS)
+	@echo "Open build/docs/index.html; with its search: $(BIN)/python -m http.server -d build/docs"
+
 tensorboard: $(VENV)/.installed
 	$(BIN)/tensorboard --logdir runs
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find torchcmdp train tests -name __pycache__ -type d -prune -exec rm -rf {} +
-
-# numba does not notice that a kernel in another file has changed
-clean-kernels:
-	rm -rf torchcmdp/kernels/__pycache__ torchcmdp/optimistic/__pycache__
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
