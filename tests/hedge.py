@@ -11,6 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, SCALARS, TENSORS, EventAccumulator
 from torch import Tensor, nn
 
+from torchcmdp.events import shown
 from torchcmdp.instances import random_cmdp
 from torchcmdp.processes import Bernoulli
 from torchcmdp.run import RunResult, run
@@ -24,6 +25,7 @@ CURVES = (
     "alpha_regret",
     "violation",
     "positive_violation",
+    "unsafe_share",
     "violation_by_constraint",
     "positive_violation_by_constraint",
     "rho",
@@ -121,4 +123,4 @@ def read(folder) -> EventAccumulator:
 
 
 def steps(events: EventAccumulator, tag: str) -> list[int]:
-    return [event.step for event in events.Scalars(tag)]
+    return [event.step for event in events.Scalars(shown(tag))]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.cmdp import LayeredCMDP
@@ -75,3 +77,20 @@ class World:
             states.append(int((rng.random() > row.cumsum()[:-1]).sum()))
             costs[k] = np.where(rng.random(self.m) < (1 + self.costs[j][k][states[k], actions[k]]) / 2, 1.0, -1.0)
         return np.array(states), np.array(actions), rng.random(L), costs
+
+
+def adversarial(cmdp: LayeredCMDP, runs: int, step: float = 0.3) -> tc.Simulator:
+    """Rewards that flee from the policy, and costs that rise under it as far as a safe policy allows."""
+    costs = tc.OGDAdversary(cmdp.costs, sign=1, step=step, low=-1, high=tc.safe_caps(cmdp, 0.1))
+    return tc.Simulator(cmdp, tc.OGDAdversary(cmdp.rewards, sign=-1, step=step), costs, runs=runs)
+
+
+def measure(env: tc.Simulator, make: Callable[..., Tensor], points: list[int], tracker: tc.Tracker | None = None) -> tc.Tracker:
+    """Play random policies up to the last of the points, and record at all of them."""
+    tracker = tracker or tc.Tracker(env)
+    for t in range(env.episode + 1, points[-1] + 1):
+        policy = make(env.layout, env.runs, seed=t)
+        tracker.update(policy, env.rollout(policy))
+        if t in points:
+            tracker.record(t)
+    return tracker

@@ -18,7 +18,22 @@ from train.__main__ import main as train
 
 RUNS, EPISODES, LOG_EVERY = 5, 20, 4
 WIDTHS = (1, 2, 3, 1)
-MAIN_JOB = ["--episodes", "30", "--runs", "3", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
+MAIN_JOB = [
+    "--learner",
+    "wc-ops",
+    "--episodes",
+    "30",
+    "--runs",
+    "3",
+    "--widths",
+    "1",
+    "2",
+    "1",
+    "--actions",
+    "2",
+    "--constraints",
+    "1",
+]
 
 
 class Stopping(tc.WCOPS):

@@ -104,7 +104,7 @@ def test_layered_frozen_lake_is_the_imported_one():
     assert env.layout.widths == (1, *[17] * (horizon - 1), 1)
     policy = tc.uniform_policy(env.layout)
     costs = torch.cat([env.rollout(policy).costs.sum(1) for _ in range(5)])
-    occupancy = tc.pair_occupancy_of(tc.uniform_policy(imported.cmdp.layout), imported.cmdp.transitions)
+    occupancy = tc.pair_occupancy_of(tc.uniform_policy(imported.cmdp.layout), imported.cmdp.transitions, imported.cmdp.layout)
     expected = expected_value(imported.cmdp.costs, occupancy)
     assert (costs.mean(0) - expected).abs() <= Z_999 * costs.std(0) / len(costs) ** 0.5
 

@@ -20,7 +20,7 @@ Z_999 = 3.2905  # 99.9% two-sided
 
 def predicted(imported: ImportedCMDP, policy: torch.Tensor) -> tuple[float, list[float]]:
     """The environment's expected return and costs of a policy, according to the CMDP."""
-    occupancy = pair_occupancy_of(policy, imported.cmdp.transitions)
+    occupancy = pair_occupancy_of(policy, imported.cmdp.transitions, imported.cmdp.layout)
     value, costs = expected_value(imported.cmdp.rewards, occupancy), expected_value(imported.cmdp.costs, occupancy)
     return float(imported.environment_return(value)), imported.environment_costs(costs).tolist()
 
@@ -83,15 +83,16 @@ def test_only_reachable_states_are_kept():
     taxi = from_gymnasium("Taxi-v4", 20, broke_a_rule, start=1)
     assert max(taxi.cmdp.layout.widths) == 101  # 25 squares with the passenger at each of three corners or aboard, and the end
     drawn = from_gymnasium("Taxi-v4", 2)
-    assert drawn.cmdp.layout.widths[:2] == (1, 300) and drawn.states[0, 0] == drawn.waiting == 501
+    assert 300 in drawn.cmdp.layout.widths and drawn.states[0, 0] == drawn.waiting == 501
 
 
 def test_the_end_is_absorbing_and_free():
     imported = from_gymnasium("FrozenLake-v1", 10, fell_in_a_hole, 0.5)
+    transitions = imported.cmdp.layout.dense(imported.cmdp.transitions)
     for k in range(5, 10):
         place = int((imported.states[k] == imported.ended).nonzero())
         successor = int((imported.states[k + 1] == imported.ended).nonzero()) if k < 9 else 0
-        assert (imported.cmdp.transitions[k, place, :, successor] == 1).all()
+        assert (transitions[k, place, :, successor] == 1).all()
         assert (imported.cmdp.rewards[k, place] == 0).all() and torch.allclose(
             imported.cmdp.costs[0, k, place], torch.tensor(-0.05).double()
         )
@@ -130,7 +131,7 @@ def test_feedback_has_little_noise_and_the_right_mean():
     env = Simulator(imported.cmdp, Bernoulli(imported.cmdp.rewards), process, runs=2_000, seed=0)
     policy = uniform_policy(imported.cmdp.layout)
     sums = env.rollout(policy).costs.sum(1)
-    expected = expected_value(imported.cmdp.costs, pair_occupancy_of(policy, imported.cmdp.transitions))
+    expected = expected_value(imported.cmdp.costs, pair_occupancy_of(policy, imported.cmdp.transitions, imported.cmdp.layout))
     assert (sums.mean(0) - expected).abs() <= Z_999 * sums.std(0) / len(sums) ** 0.5
 
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict.nn import TensorDictModule
+from torchrl.collectors import Collector
+from torchrl.envs import GymWrapper, RewardSum, TransformedEnv
 from torchrl.envs.utils import check_env_specs
+from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
 
 from torchcmdp import Bernoulli, InvalidInput, LayeredCMDP, OGDAdversary, Simulator, random_cmdp, stack_cmdps, uniform_policy
+from torchcmdp.adapters.gymnasium import CMDPEnv, CMDPVectorEnv
 from torchcmdp.adapters.torchrl import TabularPolicy, TorchRLEnv
 
 
@@ -50,7 +57,7 @@ def test_observations_number_the_states_through(cmdp):
     assert torch.equal(played["observation"], first[played["layer"]] + played["state"])
     assert (played["next", "observation"][:, -1] == cmdp.layout.total_states - 1).all()
     assert torch.equal(one_hot.rollout(100, TabularPolicy(policy, one_hot))["observation"].argmax(-1), played["observation"])
-    assert torch.equal(played["next", "cost"].squeeze(-1), played["next", "costs"].sum(-1))
+    assert torch.equal(played["next", "cost"].squeeze(-1), played["next", "costs"].amax(-1))
 
 
 def test_a_step_depends_on_its_input_alone(cmdp):
@@ -86,6 +93,63 @@ def test_seeds_repeat(cmdp):
     assert torch.equal(env.rollout(10, policy)["next", "costs"], first["next", "costs"])
     env.set_seed(6)
     assert not torch.equal(env.rollout(10, policy)["next", "costs"], first["next", "costs"])
+
+
+def test_two_environments_without_a_seed_differ(cmdp):
+    assert TorchRLEnv(cmdp).seed != TorchRLEnv(cmdp).seed
+
+
+def test_torchrl_sums_the_cost_as_it_sums_the_reward(cmdp):
+    env = TransformedEnv(TorchRLEnv(cmdp, **feedback(cmdp), runs=3), RewardSum(in_keys=["reward", "cost"]))
+    check_env_specs(env)
+    played = env.rollout(cmdp.layout.layers)
+    for name in ("reward", "cost"):
+        assert torch.allclose(played["next", f"episode_{name}"], played["next", name].cumsum(1))
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_torchrl_s_own_wrapper_reads_our_gymnasium_environments(cmdp, many):
+    inside = CMDPVectorEnv(cmdp, 3, **feedback(cmdp), autoreset_mode="disabled") if many else CMDPEnv(cmdp, **feedback(cmdp))
+    env = GymWrapper(inside, categorical_action_encoding=True)
+    env.auto_register_info_dict()
+    check_env_specs(env)
+    played = env.rollout(2 * cmdp.layout.layers, break_when_any_done=False)
+    assert torch.equal(played["next", "cost"], played["next", "costs"].amax(-1)) and played["next", "cost"].any()
+    assert int(played["next", "done"].sum()) == (6 if many else 2)
+
+
+@pytest.mark.slow
+def test_a_collector_trains_ppo_with_a_critic_of_the_cost(cmdp):
+    env, states = TorchRLEnv(cmdp.to(dtype=torch.float32), runs=16, seed=0, observation="one-hot"), cmdp.layout.total_states
+    torch.manual_seed(0)
+    actor = ProbabilisticActor(
+        TensorDictModule(torch.nn.Linear(states, 3), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    critics = {name: ValueOperator(torch.nn.Linear(states, 1), out_keys=[f"{name}_value"]) for name in ("reward", "cost")}
+    for name, critic in critics.items():
+        critic(env.reset())
+        estimate = GAE(gamma=1.0, lmbda=0.95, value_network=critic)
+        estimate.set_keys(reward=name, value=f"{name}_value", advantage=f"{name}_advantage", value_target=f"{name}_target")
+        critics[name] = (critic, estimate)
+    loss = ClipPPOLoss(actor, critics["reward"][0])
+    loss.set_keys(value="reward_value", value_target="reward_target", action="action")
+    parameters = [*loss.parameters(), *critics["cost"][0].parameters()]
+    optimiser, losses = torch.optim.Adam(parameters, lr=0.03), []
+    for data in Collector(env, actor, frames_per_batch=320, total_frames=3_200):
+        with torch.no_grad():
+            for _, estimate in critics.values():
+                estimate(data)
+        data["advantage"] = data["reward_advantage"] - data["cost_advantage"]
+        of_costs = (critics["cost"][0](data)["cost_value"] - data["cost_target"]).square().mean()
+        terms = loss(data)
+        optimiser.zero_grad()
+        (terms["loss_objective"] + terms["loss_critic"] + of_costs).backward()
+        optimiser.step()
+        losses.append(float(of_costs))
+    assert len(losses) == 10 and losses[-1] < losses[0]
 
 
 def test_everything_is_on_the_cmdp_s_device(cmdp):

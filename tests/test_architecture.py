@@ -46,7 +46,7 @@ def modules() -> Iterator[tuple[str, Path]]:
     """Every file of the package with the room it is in."""
     for path in sorted(PACKAGE.rglob("*.py")):
         room = path.relative_to(PACKAGE).with_suffix("").parts[0]
-        if room != "__init__":  # which gathers all of them
+        if room not in ("__init__", "__main__"):  # which gather all of them, and hand over to the programs
             yield room, path
 
 

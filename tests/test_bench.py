@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from train.__main__ import main
+from train.bench import fuzz
 from train.bench.scale import Growth
 
 
@@ -100,3 +101,12 @@ def test_imports_benchmark_compares_with_torch_and_names_our_modules(tmp_path, c
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if line.startswith("| t")]
     assert [row[0] for row in rows[:2]] == ["torch", "torchcmdp"] and rows[0][2] == "1.00"
     assert len(rows) == 12
+
+
+def test_fuzz_counts_what_goes_wrong(monkeypatch, capsys):
+    assert main(["bench", "fuzz", "--instances", "50", "--first", "7"]) == 0
+    assert "60 instances, 0 wrong" in capsys.readouterr().out
+    monkeypatch.setattr(fuzz, "units", lambda costs: 1e-30)
+    assert main(["bench", "fuzz", "--instances", "400"]) == 1
+    assert "of 20 wrong" in capsys.readouterr().out
+    assert main(["bench", "fuzz", "--backend", "fortran"]) == 2

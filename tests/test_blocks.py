@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import pytest
 import torch
 
 import torchcmdp as tc
+from torchcmdp.costs import Drift, PaperCosts, PriorCosts
 from torchcmdp.errors import InvalidInput
 from torchcmdp.kernels import threads as threads_room
 from torchcmdp.kernels.engine import using
@@ -18,18 +23,30 @@ from torchcmdp.run import session as session_room
 from torchcmdp.run.session import Session
 
 RAGGED = (1, 3, 2, 4, 1)
-CURVES = ("regret", "anytime_regret", "alpha_regret", "violation_by_constraint", "positive_violation_by_constraint")
+RINGS = Drift(height=4.0, memory=5.0)  # several times within a few hundred episodes
+CURVES = ("regret", "anytime_regret", "alpha_regret", "violation_by_constraint", "positive_violation_by_constraint", "unsafe_share")
 LEARNERS: dict[str, tuple[type[tc.Learner], dict[str, Any]]] = {
     "wc-ops": (tc.WCOPS, {}),
     "wc-ops, bernstein": (tc.WCOPS, {"confidence": "bernstein", "radius_scale": 0.1}),
     "wc-ops, l1": (tc.WCOPS, {"confidence": "l1"}),
     "wc-ops, empirical": (tc.WCOPS, {"violation_threshold": "empirical", "threshold_scale": 0.01}),
+    "wc-ops, prior, margin, drift": (
+        tc.WCOPS,
+        {"costs": PriorCosts(margin=0.7, drift=RINGS), "loss": "doubly-robust", "share": 0.01, "eta": 0.3, "radius_scale": 0.01},
+    ),
+    "wc-ops, paper, drift": (tc.WCOPS, {"costs": PaperCosts(drift=RINGS), "bonus_scale": 0.05}),
     "uob-reps": (tc.UOBREPS, {}),
     "opt-primal-dual": (tc.OptPrimalDual, {}),
     "opt-primal-dual, matched": (tc.OptPrimalDual, {"radii": "matched", "multiplier_cap": 2.0, "bonus_scale": 0.1}),
     "pdb-ps": (tc.PDBPS, {}),
     "pdb-ps, entrywise": (tc.PDBPS, {"confidence": "entrywise"}),
-    "greedy": (tc.Greedy, {}),  # not compiled: both engines play it alike
+    "opt-cmdp": (tc.OptCMDP, {}),
+    "opt-cmdp, literal": (tc.OptCMDP, {"radii": "literal", "bonus_scale": 0.05, "radius_scale": 0.05}),
+    **{
+        f"opt-cmdp, {kind}": (tc.OptCMDP, {"radii": "matched", "confidence": kind, "bonus_scale": 0.03, "radius_scale": 0.03})
+        for kind in ("entrywise", "l1", "bernstein", "efroni", "luo")
+    },
+    "greedy": (tc.Greedy, {}),
 }
 
 
@@ -77,8 +94,9 @@ def check_same(learner: str, process: str, episodes: int) -> None:
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9, equal_nan=True)
     assert list(found.diagnostics) == list(expected.diagnostics)
     for tag, value in expected.diagnostics.items():
-        if tag != "Solver/iterations":  # how many a solver needs may hang on the last bit
-            torch.testing.assert_close(found.diagnostics[tag], value, rtol=1e-9, atol=1e-9)
+        # how many iterations a projection needs hangs on the last bit, but in few episodes of a hundred
+        slack = 0.03 if tag == "Solver/iterations" and hasattr(parts(learner, process)[0], "log_occupancy") else 1e-9
+        torch.testing.assert_close(found.diagnostics[tag], value, rtol=1e-9, atol=slack)
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
@@ -103,7 +121,7 @@ def perturbed(learner: str, process: str, episodes: int, seed: int) -> tc.RunRes
 @pytest.mark.parametrize(
     ("learner", "process"),
     [*(("wc-ops", process) for process in ("bernoulli", "switching", "cyclic", "adversary")), ("uob-reps", "bernoulli"),
-     ("opt-primal-dual", "bernoulli"), ("pdb-ps", "bernoulli")],
+     ("opt-primal-dual", "bernoulli"), ("pdb-ps", "bernoulli"), ("opt-cmdp", "bernoulli"), ("greedy", "bernoulli")],
 )  # fmt: skip
 def test_both_engines_measure_the_same_for_long_up_to_what_rounding_does(learner: str, process: str) -> None:
     """A projection amplifies the last bit from episode to episode: the engines may differ by no more than such a bit makes."""
@@ -120,7 +138,9 @@ def test_both_engines_measure_the_same_for_long_up_to_what_rounding_does(learner
 
 
 @pytest.mark.parametrize("process", ["bernoulli", "adversary"])
-@pytest.mark.parametrize("learner", ["wc-ops", "uob-reps", "opt-primal-dual", "pdb-ps"])
+@pytest.mark.parametrize(
+    "learner", ["wc-ops", "wc-ops, prior, margin, drift", "uob-reps", "opt-primal-dual", "pdb-ps", "opt-cmdp", "greedy"]
+)
 def test_blocks_leave_what_their_episodes_would_leave_one_at_a_time(learner: str, process: str) -> None:
     """State dictionaries of learner, simulator, tracker and diagnostics, to the bit, however the episodes are cut into blocks."""
     states = []
@@ -128,7 +148,7 @@ def test_blocks_leave_what_their_episodes_would_leave_one_at_a_time(learner: str
         parts_of_run = Session(*parts(learner, process), 40, 40, tc.distributed.Crew(3, alone=True))
         parts_of_run._pace = 1
         for length in lengths:
-            assert blocks_room.can_play(parts_of_run.learner, parts_of_run.env, parts_of_run.tracker, parts_of_run.diagnostics)
+            assert parts_of_run.obstacle == ""
             parts_of_run._pace = length
             assert parts_of_run.advance(length) == length
         states.append(parts_of_run.state())
@@ -149,7 +169,7 @@ def same_state(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("process", ["bernoulli", "adversary"])
-@pytest.mark.parametrize("learner", ["wc-ops", "opt-primal-dual", "pdb-ps"])
+@pytest.mark.parametrize("learner", ["wc-ops", "opt-primal-dual", "pdb-ps", "opt-cmdp"])
 def test_a_resumed_run_is_the_run_to_the_bit(learner: str, process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = played("compiled", learner, process, 100, logdir=tmp_path / "whole")
     monkeypatch.setattr(session_room, "BLOCK_SECONDS", 1e-9)  # blocks of one episode, so that the run stops anywhere
@@ -168,6 +188,59 @@ def test_a_resumed_run_is_the_run_to_the_bit(learner: str, process: str, tmp_pat
     again = played("compiled", learner, process, 100, logdir=tmp_path / "cut")
     assert (tmp_path / "cut" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
     assert torch.equal(again.violation, whole.violation)
+
+
+def test_ctrl_c_ends_the_run_with_its_block_and_the_rest_is_the_run_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = played("compiled", "opt-primal-dual", "adversary", 100, logdir=tmp_path / "whole")
+    real, lengths = blocks_room.Blocks.play, []
+
+    def play(self: Any, episodes: int) -> None:
+        real(self, episodes)
+        lengths.append(episodes)
+        if len(lengths) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(blocks_room.Blocks, "play", play)
+    cut = played("compiled", "opt-primal-dual", "adversary", 100, logdir=tmp_path / "cut")
+    monkeypatch.undo()
+    assert not cut.completed and len(lengths) == 3
+    again = played("compiled", "opt-primal-dual", "adversary", 100, logdir=tmp_path / "cut")
+    assert again.completed and torch.equal(again.violation, whole.violation)
+    assert (tmp_path / "cut" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
+
+
+def test_a_block_lasts_a_tenth_of_a_second_whatever_an_episode_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is heard inside a block, so that its length is how late ctrl-C may be heard."""
+    session = Session(*parts("opt-primal-dual", "bernoulli"), 10**6, 10**6, tc.distributed.Crew(3, alone=True))
+    clock, lasted = [0.0], []
+
+    def play(self: Any, episodes: int) -> None:
+        clock[0] += 0.001 * episodes if len(lasted) < 20 else 0.03 * episodes
+        lasted.append(episodes)
+
+    monkeypatch.setattr(blocks_room.Blocks, "play", play)
+    monkeypatch.setattr(session_room.time, "monotonic", lambda: clock[0])
+    for _ in range(40):
+        session.advance(10**6)
+    assert lasted[0] == 1 and max(lasted[:20]) <= 100 and lasted[19] >= 99
+    # the block in which episodes became slower is longer, as no one can know before
+    assert min(lasted[21:]) >= 2 and max(lasted[21:]) <= 3
+
+
+def test_memory_does_not_grow_with_the_blocks() -> None:
+    session = Session(*parts("opt-primal-dual", "adversary"), 10**6, 10**6, tc.distributed.Crew(3, alone=True))
+
+    def tensors_after(blocks: int) -> int:
+        for _ in range(blocks):
+            session._pace = 2
+            session.advance(2)
+        gc.collect()
+        return sum(isinstance(found, torch.Tensor) for found in gc.get_objects())
+
+    tensors_after(5)
+    assert abs(tensors_after(30) - tensors_after(120)) < 20
 
 
 def test_runs_know_neither_their_neighbours_nor_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +288,66 @@ def test_a_step_that_does_not_exist_is_refused(name: str, value: int) -> None:
     getattr(trajectory, name)[1, 2] = value
     with pytest.raises(InvalidInput, match="run 1 cannot go on"):
         learner.update(trajectory)
+
+
+def test_float32_is_left_to_torch_and_both_engines_say_so() -> None:
+    """Kernels are compiled for float64 alone: a second set would double what everybody waits for the first time."""
+    cmdp = tc.random_cmdp(RAGGED, actions=3, constraints=2, seed=3, dtype=torch.float32)
+    curves = []
+    for engine in ("auto", "torch"):
+        env = tc.Simulator(cmdp, *PROCESSES["bernoulli"](cmdp), runs=3, seed=5)
+        learner = tc.WCOPS.for_env(env, horizon=8)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            curves.append(tc.run(learner, env, 8, progress=False, engine=engine).violation)
+        told = [str(warning.message) for warning in said if "WCOPS is in torch.float32" in str(warning.message)]
+        assert len(told) == (engine == "auto")
+    assert torch.equal(*curves)
+    with pytest.raises(InvalidInput, match="but WCOPS is in torch.float32, and kernels compute in torch.float64"):
+        tc.run(tc.WCOPS.for_env(env, horizon=8), env, 8, progress=False, engine="compiled")
+
+
+def test_what_cannot_be_compiled_is_named() -> None:
+    class Own(tc.Bernoulli):
+        """A process that might do anything."""
+
+    cmdp = tc.random_cmdp(RAGGED, actions=3, constraints=2, seed=3)
+    rewards, costs = PROCESSES["bernoulli"](cmdp)
+    env, foreign = tc.Simulator(cmdp, rewards, costs), tc.Simulator(cmdp, Own(cmdp.rewards), costs)
+    ours = tc.WCOPS.for_env(env, horizon=4)
+    for learner, there, why in (
+        (Louder.for_env(env, horizon=4), env, "Louder is no learner"),
+        (tc.WCOPS.for_env(env, horizon=4, solver=tc.Newton(backend="torch")), env, "its solver is Newton"),
+        (tc.WCOPS.for_env(env, horizon=4, eta=torch.ones(1, dtype=torch.float64, requires_grad=True)), env, "differentiates"),
+        (ours, foreign, "a process is not"),
+    ):
+        session = Session(learner, there, 4, 4, tc.distributed.Crew(1, alone=True))
+        assert why in session.obstacle
+        with using("compiled"), pytest.raises(InvalidInput, match=why):
+            session.advance(1)
+    with using("torch"):
+        assert Session(ours, env, 4, 4, tc.distributed.Crew(1, alone=True)).obstacle == 'engine is "torch"'
+
+
+class Watching(tc.Simulator):
+    """A simulator that looks at policies and changes nothing."""
+
+    plays_in_blocks = True
+
+    def watch(self, policy: torch.Tensor) -> None:
+        self.seen = [*getattr(self, "seen", ()), (self.episode, policy.clone())]
+
+
+def test_a_simulator_that_only_watches_is_played_in_blocks_and_sees_where_they_begin() -> None:
+    learner, plain = parts("opt-primal-dual", "bernoulli")
+    _, env = parts("opt-primal-dual", "bernoulli")
+    env.__class__ = Watching
+    expected = tc.run(learner, plain, 40, log_every=10, progress=False, engine="torch")
+    watched = parts("opt-primal-dual", "bernoulli")[0]
+    found = tc.run(watched, env, 40, log_every=10, progress=False, engine="compiled")
+    torch.testing.assert_close(found.violation, expected.violation, rtol=1e-9, atol=1e-9)
+    assert {0, 10, 20, 30} <= {episode for episode, _ in env.seen}
+    assert torch.equal(env.seen[0][1], parts("opt-primal-dual", "bernoulli")[0].policy)
 
 
 def test_an_engine_that_does_not_exist_is_refused() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import torchcmdp as tc
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
 from torchcmdp.errors import InvalidInput
 from torchcmdp.instances import random_cmdp
@@ -165,3 +166,58 @@ def test_padding_is_exactly_zero() -> None:
     assert (cmdp.transitions[~cmdp.layout.transition_mask()] == 0).all()
     assert (cmdp.rewards[~cmdp.layout.pair_mask()] == 0).all()
     assert (cmdp.costs[:, ~cmdp.layout.pair_mask()] == 0).all()
+
+
+def _walk(states: int, starts: int, actions: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Deterministic moves on a ring of states, and one more that leads to the first of them at random, whatever one does."""
+    transitions = torch.zeros(states + 1, actions, states + 1, dtype=torch.float64)
+    for x in range(states):
+        for a in range(actions):
+            transitions[x, a, (x + a + 1) % states] = 1
+    chances = torch.arange(1, starts + 1, dtype=torch.float64)
+    transitions[states, :, :starts] = chances / chances.sum()
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.rand(states + 1, actions, generator=generator, dtype=torch.float64)
+    costs = torch.rand(1, states + 1, actions, generator=generator, dtype=torch.float64) - 0.7
+    rewards[states], costs[:, states] = 0.5, 0.25
+    return transitions, rewards, costs
+
+
+def test_unroll_lists_successors_where_that_halves_the_tensors() -> None:
+    tables = _walk(6, 3)
+    cmdp = unroll(*tables, horizon=5, start=6)
+    assert cmdp.layout.transition_shape[-1] == 3 and cmdp.layout.width == 6  # three starts are half of six states
+    assert unroll(*_walk(6, 4), horizon=5, start=6).layout.lists is None
+    assert unroll(*tables, horizon=5, start=6, sparse=False).layout.lists is None
+    assert unroll(*_walk(6, 4), horizon=5, start=6, sparse=True).layout.slots == 4
+    assert unroll(*tables, horizon=1, start=6, sparse=True).layout.transition_shape == (1, 1, 2, 1)
+
+
+def test_lists_of_an_unrolled_mdp_are_the_same_mdp() -> None:
+    tables = _walk(6, 3)
+    listed, full = (unroll(*tables, horizon=5, start=6, sparse=sparse) for sparse in (True, False))
+    assert listed.layout.full == full.layout
+    assert torch.equal(listed.layout.dense(listed.transitions), full.transitions)
+    assert torch.equal(listed.rewards, full.rewards) and torch.equal(listed.costs, full.costs)
+    assert (listed.transitions[listed.layout.transition_mask()] > 0).all()
+
+
+@pytest.mark.parametrize("starts", [17, 27, 64, 65])
+def test_many_starts_are_drawn_in_several_layers(starts: int) -> None:
+    tables = _walk(70, starts)
+    drawn, full = (unroll(*tables, horizon=4, start=70, sparse=sparse) for sparse in (None, False))
+    layout, extra = drawn.layout, drawn.layout.layers - 4
+    assert layout.slots <= 8 and extra == (1 if starts <= 64 else 2)
+    assert layout.widths[extra + 1 :] == full.layout.widths[1:]
+    assert layout.pair_mask()[: extra + 1].sum(-1).max() == 1
+    assert (drawn.rewards[1 : extra + 1] == 0).all() and (drawn.costs[:, 1 : extra + 1] == 0).all()
+    reached = tc.occupancy_of(tc.uniform_policy(layout), drawn.transitions, layout)
+    torch.testing.assert_close(layout.arrivals(reached)[extra, :starts], full.transitions[0, 0, 0, :starts], rtol=0, atol=1e-15)
+    torch.testing.assert_close(tc.safe_optimum(drawn).value, tc.safe_optimum(full).value, rtol=0, atol=1e-9)
+
+
+def test_a_start_in_which_actions_matter_is_left_alone() -> None:
+    transitions, rewards, costs = _walk(70, 30)
+    rewards[70, 1] = 0.4
+    cmdp = unroll(transitions, rewards, costs, horizon=4, start=70, sparse=True)
+    assert cmdp.layout.layers == 4 and cmdp.layout.slots == 30

@@ -139,6 +139,8 @@ def test_another_structure_is_refused_although_its_checksum_is_right(tmp_path: P
     for where, name, other in table[::every]:
         if name == "gone" and where[0] == "rows" and where[-1] == state["diagnostics"]["tags"][-1]:
             continue  # a learner may begin to report something later
+        if name == "gone" and where[0] == "attributes" and len(where) > 1:
+            continue  # of what no change was recorded none is asked for
         content = mutated(state, where, other)
         torch.save({**content, "checksum": digest(content)}, path)
         if not refused(lambda: play(tmp_path, kind), path):

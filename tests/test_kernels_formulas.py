@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from numba import njit
+from numba.core.caching import IndexDataCacheFile
 
+from tests.sparse import supported
 from torchcmdp import estimation
 from torchcmdp.confidence import (
     CONFIDENCE_KINDS,
@@ -21,12 +23,16 @@ from torchcmdp.confidence import (
     upper_occupancy,
     upper_occupancy_visited,
 )
-from torchcmdp.kernels import confidence, occupancy, pdbps, streams
+from torchcmdp.kernels import confidence, occupancy, opt_cmdp, pdbps, streams
 from torchcmdp.kernels import estimation as kernels
-from torchcmdp.kernels.geometry import geometry_of, supported
+from torchcmdp.kernels.cpu import _KernelCache
+from torchcmdp.kernels.geometry import geometry_of
 from torchcmdp.layout import Layout
+from torchcmdp.learners import Greedy, OptCMDP
+from torchcmdp.learners.compiled import Packed
 from torchcmdp.learners.pdbps import dilated_bonus
-from torchcmdp.occupancy import pair_occupancy_of
+from torchcmdp.learners.radii import RADIUS_MODES
+from torchcmdp.occupancy import pair_occupancy_of, policy_of
 from torchcmdp.streams import RunStreams
 
 LAYOUTS = [Layout((1, 4, 4, 1), 3), Layout((1, 2, 5, 1, 3, 1), 2), Layout((1, 1), 2)]
@@ -128,10 +134,11 @@ def test_occupancies_over_successor_lists_are_those_over_intervals_that_are_zero
     layout = LAYOUTS[1]
     support = (torch.rand(layout.transition_shape, generator=torch.Generator().manual_seed(4)) < 0.6) & layout.transition_mask()
     support[..., 0] |= layout.pair_mask()
+    support[:, 0] = layout.transition_mask()[:, 0]  # every state can be reached
     center = random_rows(layout, seed=5) * support
     center = torch.nan_to_num(center / center.sum(-1, keepdim=True))
     lower, upper = (center - 0.2).clamp_min(0), (center + 0.2).clamp_max(1) * support
-    geometry, policy = supported(layout, support.numpy()), random_policy(layout, seed=6)
+    geometry, policy = geometry_of(supported(layout, support.numpy())), random_policy(layout, seed=6)
     own = confidence.kernel_set(confidence.ENTRYWISE, geometry)
     own.lower[:], own.upper[:] = (tensor.reshape(-1).numpy()[geometry.entry_at] for tensor in (lower, upper))
     found = np.zeros(len(geometry.pair_at))
@@ -169,6 +176,9 @@ def test_policies_and_occupancies(layout: Layout) -> None:
     log = torch.where(layout.transition_mask(), 30 * random_rows(layout, seed=13).log().clamp_min(-20), -700.0)
     callable_from_python(occupancy.policy_of_log)(geometry, entries_of(layout, log), found)
     close(found, pairs_of(layout, log.flatten(-2).softmax(-1).view_as(log).sum(-1)))
+    reached = random_rows(layout, seed=16) * (random_rows(layout, seed=17).amax(-1, keepdim=True) > 0.5)
+    callable_from_python(occupancy.policy_of)(geometry, entries_of(layout, reached), found)
+    close(found, pairs_of(layout, policy_of(reached, layout)))
     logits = 50 * random_policy(layout, seed=14)
     callable_from_python(occupancy.policy_of_logits)(geometry, pairs_of(layout, logits), found)
     close(found, pairs_of(layout, logits.softmax(-1)))
@@ -197,7 +207,7 @@ def estimates(reward, upper, gamma, path, threshold, scale, cap, visits, estimat
     rate = kernels.learning_rate(gamma_excess, visits)
     cost_bonus = kernels.bonus(visits, logarithm, bonus_scale)
     updated = kernels.update_cost_estimate(estimate, rate, cost)
-    optimistic = kernels.optimistic_cost(updated, cost_bonus, visits)
+    optimistic = kernels.optimistic_cost(updated, cost_bonus, visits, -1.0)
     return kernels.loss_estimate(reward, upper, gamma), gamma_excess, rate, cost_bonus, updated, optimistic
 
 
@@ -219,6 +229,29 @@ def test_estimates(visits: float, path: float) -> None:
         cost_bonus,
         updated,
         estimation.optimistic_cost(updated, cost_bonus, number(visits), layout),
+    )
+    for value, tensor in zip(found, expected, strict=True):
+        close(value, tensor.item())
+
+
+@njit(error_model="numpy")
+def beliefs(estimate, samples, end, occupancy, total, surprise, slack, reward, upper, gamma, mean_loss):
+    loss = kernels.hopeful_loss(mean_loss, samples) + kernels.loss_correction(reward, upper, gamma, mean_loss)
+    error = math.sqrt(kernels.squared_error(occupancy, estimate, samples))
+    return kernels.prior_cost(estimate, samples, end), error, kernels.cumulative_surprise(total, surprise, slack), loss
+
+
+@pytest.mark.parametrize("samples", [0.0, 1.0, 17.5])
+@pytest.mark.parametrize(("estimate", "surprise"), [(0.4, 0.7), (-0.99, -0.7)])
+def test_beliefs(samples: float, estimate: float, surprise: float) -> None:
+    found = beliefs(estimate, samples, -0.8, 0.6, 0.5, surprise, 0.25, 0.3, 0.2, 0.05, 0.45)
+    guess, one = number(estimate)[None], torch.ones(1, dtype=torch.float64)
+    sums = estimation.cumulative_surprise(torch.tensor([[0.5, 0.0]], dtype=torch.float64), surprise * one, 0.25)
+    expected = (
+        estimation.prior_cost(guess, number(samples), number(-0.8)),
+        estimation.standard_error(number(0.6), guess, number(samples)),
+        sums[0, 0],
+        estimation.doubly_robust_loss(number(1.0), 0.3 * one, 0.2 * one, 0.05, number(0.45), number(samples)),
     )
     for value, tensor in zip(found, expected, strict=True):
         close(value, tensor.item())
@@ -247,3 +280,43 @@ def test_thresholds(layout: Layout) -> None:
     close(found[1], estimation.violation_threshold(37, layout, 2, **like).item())
     uncertainty = torch.tensor(5.0, dtype=torch.float64)
     close(found[2], estimation.empirical_threshold(uncertainty, 37, layout, 2, **like).item())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Greedy, {}),
+        *((OptCMDP, {"radii": radii}) for radii in RADIUS_MODES),
+        *((OptCMDP, {"radii": "matched", "confidence": confidence}) for confidence in CONFIDENCE_KINDS),
+    ],
+    ids=str,
+)
+def test_the_program_of_opt_cmdp(kind: type[OptCMDP], options: dict[str, str], layout: Layout) -> None:
+    scales = {} if kind is Greedy else {"bonus_scale": torch.tensor([1.0, 0.1]), "radius_scale": torch.tensor([0.3, 0.05])}
+    learner = kind(layout, 2, HORIZON, DELTA, runs=2, **options, **scales)
+    counts = [random_counts(layout, seed) for seed in (18, 19)]
+    learner.visits, learner.transition_visits = (torch.stack(each) for each in zip(*counts, strict=True))
+    learner.reward_sum = learner.visits * random_policy(layout, seed=20)
+    signed = torch.stack([random_policy(layout, seed=21), -random_policy(layout, seed=22)])
+    learner.cost_sum = learner.visits.unsqueeze(1) * signed
+    rewards, safe_set = learner.program()
+    packed, geometry = Packed(learner), geometry_of(layout)
+    _, state = packed.room(2)
+    for run in range(2):
+        callable_from_python(opt_cmdp.load)(geometry, packed.settings, packed.hyperparameters, run, packed.buffers, state)
+        close(state.rewards, pairs_of(layout, rewards[run]))
+        for i in range(2):
+            close(state.costs[i], pairs_of(layout, safe_set.costs[run, i]))
+        close(state.kernels.lower, entries_of(layout, safe_set.lower[run]))
+        close(state.kernels.upper, entries_of(layout, safe_set.upper[run]))
+
+
+def test_a_cache_of_older_kernels_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What numba keeps on disk names the records of its arguments, which may have moved since."""
+
+    def gone(self: object) -> None:
+        raise AttributeError("Can't get attribute 'Work'")
+
+    monkeypatch.setattr(IndexDataCacheFile, "_load_index", gone)
+    assert _KernelCache(number)._cache_file._load_index() == {}

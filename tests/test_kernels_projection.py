@@ -7,16 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.projection_instances import clarabel_projection, least_largest_violation, one, random_instances, wild_instances
+from tests.projection_instances import clarabel_projection, least_largest_violation, one, random_instances
+from tests.sparse import supported
 from torchcmdp.kernels.cpu import entry
-from torchcmdp.kernels.geometry import Geometry, geometry_of, supported
+from torchcmdp.kernels.geometry import Geometry, geometry_of
 from torchcmdp.kernels.projection import ELASTIC, INVALID, SOLVED, Batch, Limits, project_batch
-from torchcmdp.kernels.quadratic import empty_small, quadratic
+from torchcmdp.kernels.quadratic import quadratic
+from torchcmdp.kernels.work import workspace
 from torchcmdp.layout import Layout
 from torchcmdp.projection import Newton, project
 from torchcmdp.projection.problem import LOG_FLOOR
 from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.safe_set import SafeSet
+from train.bench.fuzz import wild_instances
 
 CAP = 200.0
 SIZES = [((1, 3, 3, 1), 2, 1), ((1, 2, 4, 3, 1), 3, 2), ((1, 4, 1), 2, 3), ((1, 1), 3, 2), ((1, 3, 2, 1), 2, 0)]
@@ -86,7 +89,8 @@ def test_a_sparse_geometry_is_the_dense_one_with_closed_transitions(seed: int) -
     layout, rng = safe_set.layout, np.random.default_rng(seed)
     support = (rng.uniform(size=layout.transition_shape) < 0.5) & layout.transition_mask().numpy()
     support[..., 0] |= ~support.any(-1) & layout.pair_mask().numpy()
-    geometry = supported(layout, support)
+    support |= ~support.any((1, 2))[:, None, None, :] & layout.transition_mask().numpy()  # every state follows some pair
+    geometry = geometry_of(supported(layout, support))
     assert len(geometry.entry_at) == support.sum() and not geometry.dense[1]
     upper = torch.from_numpy(support * 1.0).expand_as(safe_set.upper)
     # intervals around a kernel on the support
@@ -221,7 +225,7 @@ def test_the_quadratic_of_the_multipliers_is_solved_exactly() -> None:
         lam = rng.uniform(size=m) * (rng.uniform(size=m) < 0.5)
         room = float(rng.choice([0.0, 1e-3, 1.0, 100.0]))
         linear, d = rng.normal(size=m), np.zeros(m)
-        small_quadratic(matrix, linear, -lam, room, empty_small(m), d)
+        small_quadratic(matrix, linear, -lam, room, workspace(geometry_of(Layout((1, 1), 1)), m).small, d)
         slope = matrix @ d + linear
         assert (d >= -lam - 1e-12).all() and d.sum() <= room + 1e-9 * (1 + room)
         # optimal over {d >= -lam, sum d <= room}: no vertex of the set lies downhill

@@ -17,6 +17,7 @@ import torch
 
 import torchcmdp as tc
 from torchcmdp.folder import RunFolder
+from torchcmdp.run.blocks import Blocks
 from train import paper
 from train.__main__ import main
 from train.paper import claims, experiment, presets, report, simplex
@@ -197,8 +198,10 @@ def test_families_scale_every_learner_that_has_radii() -> None:
             config = presets.learner(player, cmdp, family, 50).config()
             assert {name: config[name] for name in scales} == pytest.approx({name: scale * x for name, x in scales.items()})
     assert 0.01 <= presets.SCALES["small"] <= 0.03
+    found, own = presets.TUNED["wc-ops"], {"bonus_scale": 0.03, "radius_scale": 0.03, "eta_scale": 3.0}
+    assert (found["scale"], found["steps"]) == (0.03, 3.0)
     tuned = presets.learner(presets.WC_OPS, cmdp, "tuned", 50)
-    assert tuned.config() == tc.WCOPS.practical(cmdp.layout, 1, 50, presets.DELTA, 2).config()
+    assert tuned.config() == tc.WCOPS.scaled(cmdp.layout, 1, 50, presets.DELTA, 2, **own).config()
     modes = [presets.learner(player, cmdp, "small", 50).config()["radii"] for player in presets.OPT_CMDP[:3]]
     assert modes == ["matched", "published", "literal"]
     # every rival that has constants plays with tuned ones where WC-OPS does
@@ -229,9 +232,9 @@ def test_command_plays_reports_and_reads_back(tmp_path, capsys) -> None:
     assert "These are 2 instances, where the design asks for 20" in report
     for name in names:
         figures = {path.name for path in (folder / name).glob("*.png")}
-        assert {"regret.png", "violation.png", "positive_violation.png"} <= figures
+        assert "curves.png" in figures and (folder / name / "curves.pdf").exists()
         assert ("simplex.png" in figures) == name.startswith("simplex")
-        assert ("regret-replay.png" in figures) == name.startswith("adversarial")
+        assert ("curves-replay.png" in figures) == name.startswith("adversarial")
         assert name in report
     rows = list(csv.DictReader(open(folder / "adversarial-1" / "summary.csv")))
     assert {(row["family"], row["sequence"]) for row in rows} == {
@@ -268,15 +271,15 @@ def test_interrupted_experiments_say_so_and_go_on(tmp_path, capsys, monkeypatch)
     size = ["--episodes", "30", "--instances", "2", "--runs", "2"]
     arguments = ["paper", "simplex-1", *size, "--jobs", "1", "--logdir", str(tmp_path)]
     whole = experiment.play(experiment.Job("simplex-1", "theory", 30, 2, 2, tmp_path / "whole", False))
-    rollout = tc.Simulator.rollout
+    watch = experiment.RecordingSimulator.watch
 
-    def interrupted(self: Any, policy: torch.Tensor) -> Any:
-        if self.episode == 17:
-            monkeypatch.setattr(tc.Simulator, "rollout", rollout)
+    def interrupted(self: Any, policy: torch.Tensor) -> None:
+        if self.episode == 10:  # a logging point, where a block begins however long blocks are
+            monkeypatch.setattr(experiment.RecordingSimulator, "watch", watch)
             signal.raise_signal(signal.SIGINT)
-        return rollout(self, policy)
+        watch(self, policy)
 
-    monkeypatch.setattr(tc.Simulator, "rollout", interrupted)
+    monkeypatch.setattr(experiment.RecordingSimulator, "watch", interrupted)
     assert main(arguments) == 130 and "the same command continues" in capsys.readouterr().err
     assert not (tmp_path / "paper" / "report-partial.md").exists()
     assert main(arguments) == 0
@@ -291,15 +294,20 @@ class Killed(BaseException):
 
 def test_kills_at_any_moment_leave_no_trace_in_the_summary(tmp_path, monkeypatch) -> None:
     """An adversarial experiment, its recording and its replays, killed again and again: every byte is as if it never was."""
-    run, rollout, left = tc.run, tc.Simulator.rollout, [10**9]
+    run, left = tc.run, [10**9]
 
-    def mortal(self: Any, policy: torch.Tensor) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-        return rollout(self, policy)
+    def mortal(real: Any) -> Any:
+        def act(*arguments: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return real(*arguments)
 
-    monkeypatch.setattr(tc.Simulator, "rollout", mortal)
+        return act
+
+    # the recording is played a step at a time, everything else in blocks
+    monkeypatch.setattr(tc.Simulator, "rollout", mortal(tc.Simulator.rollout))
+    monkeypatch.setattr(Blocks, "play", mortal(Blocks.play))
     monkeypatch.setattr(tc, "run", lambda *args, **options: run(*args, **options, checkpoint_episodes=3))
 
     def play(name: str) -> experiment.Outcome:
@@ -307,7 +315,7 @@ def test_kills_at_any_moment_leave_no_trace_in_the_summary(tmp_path, monkeypatch
 
     report.write_experiment(tmp_path / "whole", [play("whole")])
     for kills in range(1, 100):
-        left[0] = (7, 4, 11, 5)[kills % 4]
+        left[0] = (3, 2, 5, 4)[kills % 4]
         try:
             report.write_experiment(tmp_path / "killed", [play("killed")])
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import SimpleNamespace
 
@@ -10,14 +11,30 @@ import pytest
 import torch
 
 from torchcmdp.errors import InvalidInput
-from torchcmdp.plotting import PALETTE, Panel, draw, figures, plot_curves, save
+from torchcmdp.learners import LEARNERS
+from torchcmdp.plotting import (
+    COLOURS,
+    PALETTE,
+    SMALL,
+    Panel,
+    balance,
+    draw,
+    figures,
+    growth_panels,
+    learner_of,
+    looks,
+    panels,
+    plot_curves,
+    save,
+)
 
 EPISODES = np.arange(10, 1010, 10)
 VALUES = np.sqrt(EPISODES) * np.array([[1.0], [2.0], [3.0]])
 
 
-def labels(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+def words(figure) -> str:
+    """All that is written inside and below the first axes."""
+    return " ".join(" ".join(text.get_text().split()) for text in figure.axes[0].texts)
 
 
 def test_the_line_is_the_mean_and_the_band_its_interval():
@@ -38,7 +55,7 @@ def test_a_single_run_has_a_line_and_no_band():
 def test_a_bound_that_fits_is_drawn_and_one_that_does_not_is_told():
     bounds = {"near": (EPISODES, 1.5 * np.sqrt(EPISODES)), "far": (EPISODES, 1e5 * np.sqrt(EPISODES))}
     figure = draw([Panel({"a": (EPISODES, VALUES)}, "y", bounds=bounds)])
-    assert "near" in labels(figure) and "far: 3.2e6 at the end (off scale)" in labels(figure)
+    assert "near" in words(figure) and "far: 3.2e6 at the end (off scale)" in words(figure)
     drawn = [line.get_label() for line in figure.axes[0].get_lines() if len(line.get_xdata())]
     assert "near" in drawn and not any(label.startswith("far") for label in drawn)
 
@@ -54,6 +71,8 @@ def test_negative_curves_and_curves_without_a_value_are_shown():
     axes = draw([Panel({"a": (EPISODES, -VALUES), "none": (EPISODES, np.full_like(VALUES, np.nan))}, "y")]).axes[0]
     low, high = axes.get_ylim()
     assert low < -VALUES.mean(0).max() and 0 < high < -low
+    assert any(list(line.get_ydata()) == [0, 0] for line in axes.get_lines())  # against a zero line
+    assert "none: undefined" in words(axes.figure)
 
 
 def test_the_guide_meets_the_last_point():
@@ -65,24 +84,70 @@ def test_the_guide_meets_the_last_point():
 def test_numbers_have_thousands_separators_and_curves_their_own_colours():
     axes = draw([Panel({"a": (EPISODES * 100, VALUES), "b": (EPISODES * 100, 2 * VALUES)}, "y", title="t")]).axes[0]
     assert axes.xaxis.get_major_formatter()(20000, 0) == "20,000"
-    assert [line.get_color() for line in axes.get_lines()] == list(PALETTE[:2])
+    assert [line.get_color() for line in axes.get_lines()][:2] == list(PALETTE[:2])
     assert axes.get_title(loc="left") == "t" and axes.get_xlabel() == "episode" and axes.get_ylabel() == "y"
 
 
 def test_an_image_is_written_without_pyplot(tmp_path):
     pyplot_before = "matplotlib.pyplot" in sys.modules
     plot_curves(tmp_path / "a.png", {"a": (torch.from_numpy(EPISODES), torch.from_numpy(VALUES))}, "y")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     assert ("matplotlib.pyplot" in sys.modules) == pyplot_before
 
 
-def test_figures_have_one_curve_a_result():
-    ones = np.ones(len(EPISODES))
-    bounds = dict.fromkeys(("regret", "violation", "positive_violation", "trivial"), 1e9 * ones)
-    result = SimpleNamespace(episodes=EPISODES, regret=VALUES, violation=-VALUES, positive_violation=VALUES, bounds=bounds)
-    both = figures({"one": result, "two": result})
-    assert set(both) == {"regret", "violation"} and len(both["violation"].axes) == 2
-    assert labels(both["regret"])[:2] == ["one, 3 runs", "two, 3 runs"]
+def result_of(regret, unsafe=VALUES):
+    bounds = dict.fromkeys(("regret", "violation", "positive_violation", "trivial"), 1e9 * np.ones(len(EPISODES)))
+    share = np.full_like(unsafe, 0.5)
+    return SimpleNamespace(
+        episodes=EPISODES, regret=regret, violation=unsafe, positive_violation=unsafe, unsafe_share=share, bounds=bounds
+    )
+
+
+def test_no_figure_has_regret_without_violation():
+    for drawn in figures({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(-VALUES)}).values():
+        named = " ".join(axes.get_xlabel() + axes.get_ylabel() for axes in drawn.axes)
+        assert "regret" in named and "positive violation" in named
+
+
+def test_titles_state_what_the_numbers_say():
+    first, second, third = draw(panels({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(-VALUES, 3 * VALUES)})).axes
+    assert " ".join(first.get_title(loc="left").split()) == "Regret of OptCMDP: \u221263, the least, for 190 of positive violation"
+    assert " ".join(second.get_title(loc="left").split()) == "Violation of WC-OPS: 63, the least"
+    growth = growth_panels({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(-VALUES, EPISODES * VALUES)})
+    bought = ", for positive violation $t^{0.50}$; not above zero in every run: OptCMDP"
+    assert growth[0].title == "Regret of WC-OPS: $t^{0.50}$" + bought
+    assert growth[1].title == "Violation of WC-OPS is slowest: $t^{0.50}$"
+    assert growth[1].remarks["OptCMDP"] == "$t^{1.50}$"
+    assert "Beaten by nobody in both: a, c" in balance(
+        {"a": result_of(VALUES), "b": result_of(2 * VALUES, 2 * VALUES), "c": result_of(-VALUES, 3 * VALUES)}
+    ).axes[0].get_title(loc="left")
+
+
+def test_a_learner_has_its_colour_wherever_it_is_drawn():
+    assert set(COLOURS) >= {learner.name for learner in LEARNERS.values()} and len(set(COLOURS.values())) == len(COLOURS)
+    alone, among = looks(["OptCMDP"]), looks(["a", "PDB-PS (reconstruction)", "OptCMDP, literal radii", "OptCMDP, matched radii"])
+    assert alone["OptCMDP"][0] == among["OptCMDP, literal radii"][0] == COLOURS["OptCMDP"]
+    assert among["OptCMDP, literal radii"][1] != among["OptCMDP, matched radii"][1]  # variants differ in style
+    assert among["PDB-PS (reconstruction)"][0] == COLOURS["PDB-PS"] and learner_of("WC-OPS practical") == "WC-OPS practical"
+    assert among["a"][0] not in (COLOURS["OptCMDP"], COLOURS["PDB-PS"]) and learner_of("WC-OPSX") is None
+
+
+def test_names_stand_beside_their_curves_and_not_over_each_other():
+    curves = {f"curve {j}": (EPISODES, VALUES * (1 + 0.001 * j)) for j in range(6)}
+    figure = draw([Panel(curves, "y")])
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    middles = sorted(text.xyann[1] for text in axes.texts if text.get_text().startswith("curve"))
+    high = axes.get_window_extent().height * 72 / figure.dpi  # in points
+    assert len(middles) == 6 and min(b - a for a, b in itertools.pairwise(middles)) * high > 0.9 * SMALL
+    assert axes.get_legend() is None
+
+
+def test_logarithmic_axes_show_what_is_above_zero_and_say_what_is_not():
+    curves = {"up": (EPISODES, VALUES), "down": (EPISODES, -VALUES)}
+    axes = draw([Panel(curves, "y", logarithmic=True, sqrt_guide=True)]).axes[0]
+    assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_ylim()[0] > 0
+    assert "down: not above zero" in words(axes.figure)
 
 
 def test_wrong_shapes_and_places_get_a_sentence(tmp_path):

@@ -19,7 +19,7 @@ def test_it_writes_its_files_and_prints_its_table(tmp_path, capsys):
     assert main([*SMALL, "--logdir", str(tmp_path)]) == 0
     folder, out = tmp_path / "predict", capsys.readouterr().out
     folders = {method.replace(" ", "-") for method in METHODS}
-    assert {file.name for file in folder.iterdir()} == {"predict.png", "predict.md", *folders}
+    assert {file.name for file in folder.iterdir()} == {"predict.png", "predict.pdf", "predict.md", *folders}
     assert all(list((folder / name).glob("events.out.tfevents.*")) for name in folders)
     for words in (*METHODS, "true losses known", "5 held-out contexts", "+-"):
         assert words in out

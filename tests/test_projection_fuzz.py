@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.projection_instances import wild_instances
 from torchcmdp.occupancy import flow_residual, interval_residual
 from torchcmdp.projection import DEFAULT_CAP, Newton, project
 from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.status import ELASTIC, SOLVED
+from train.bench.fuzz import wild_instances
 
 EXAMPLES, BATCH = 1000, 20
 

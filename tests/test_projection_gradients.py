@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, func
 from torch.autograd import forward_ad, gradcheck
 
-from tests.projection_instances import derivatives_disagree, random_instances
+from tests.projection_instances import random_instances
 from torchcmdp.errors import InvalidInput
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.projection import Cvxpy, Newton, project
 from torchcmdp.projection.problem import ProjectionSolver
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.status import ELASTIC
+from train.bench.fuzz import derivatives_disagree
 
 BACKENDS = ["compiled", "torch"]
 CASES = {

@@ -23,7 +23,24 @@ from train.program import experiment_folder
 
 ROOT = Path(__file__).parents[1]
 HERE = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHCMDP_THREADS": "1", "PYTHONPATH": str(ROOT)}
-SMALL = ["--episodes", "600", "--runs", "2", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1", "--log-every", "30"]
+SMALL = [
+    "--learner",
+    "wc-ops",
+    "--episodes",
+    "600",
+    "--runs",
+    "2",
+    "--widths",
+    "1",
+    "2",
+    "1",
+    "--actions",
+    "2",
+    "--constraints",
+    "1",
+    "--log-every",
+    "30",
+]
 
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
@@ -149,7 +166,7 @@ def test_the_command_line_says_in_one_sentence_that_the_disk_is_full(tmp_path):
     done = python("-c", limited, *SMALL, "--logdir", str(tmp_path), "--checkpoint-episodes", "7")
     (sentence,) = [line for line in done.stderr.splitlines() if not line.startswith("WC-OPS, ")]
     assert done.returncode == 2 and done.stdout == ""
-    assert "cannot be written (File too large)" in sentence and str(tmp_path / "main" / "wc-ops") in sentence
+    assert "cannot be written (File too large)" in sentence and str(tmp_path / "alone" / "wc-ops") in sentence
 
 
 class Malicious:

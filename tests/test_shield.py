@@ -17,7 +17,7 @@ SMALL = ["shield", "--steps", "12", "--episodes", "4", "--runs", "3"]
 def test_it_writes_its_files_and_prints_its_table(tmp_path, capsys):
     assert main([*SMALL, "--logdir", str(tmp_path)]) == 0
     folder, out = tmp_path / "shield", capsys.readouterr().out
-    assert {file.name for file in folder.iterdir()} == {"shield.png", "shield.md", *METHODS}
+    assert {file.name for file in folder.iterdir()} == {"shield.png", "shield.pdf", "shield.md", *METHODS}
     for method in METHODS:
         assert len(list((folder / method).glob("events.out.tfevents.*"))) == 1
         assert f"| {method}" in out

@@ -101,7 +101,7 @@ def test_runs_on_the_meta_device() -> None:
     [
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**32}, "0 <= seed < 2\\*\\*32"),
-        ({"runs": 0}, "at least one run"),
+        ({"runs": 0}, "runs is 0; it must be a whole number of at least 1"),
         ({"first_run": -1}, "first_run is -1"),
         ({"first_run": 2**32 - 1, "runs": 2}, "run indices"),
     ],

@@ -13,6 +13,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor
 
 import torchcmdp as tc
+from torchcmdp.events import shown
 from train import program, sweep
 from train.__main__ import main
 
@@ -107,8 +108,8 @@ def test_every_combination_is_an_entry_of_the_hparams_tab(tmp_path, capsys):
         hparams = HParamsPluginData.FromString(content).session_start_info.hparams
         assert hparams["eta"].number_value == float(row["eta"])
         assert hparams["bonus_scale"].number_value == float(row["bonus_scale"])
-        assert events.Scalars("Violation/cumulative")[-1].value == pytest.approx(float(row["violation"]), rel=1e-5)
-        assert events.Scalars("Regret/cumulative")[-1].step == 40
+        assert events.Scalars(shown("Violation/cumulative"))[-1].value == pytest.approx(float(row["violation"]), rel=1e-5)
+        assert events.Scalars(shown("Regret/cumulative"))[-1].step == 40
 
 
 def dominated(points: Tensor, j: int) -> bool:

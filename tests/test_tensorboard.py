@@ -8,13 +8,14 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from torchcmdp.events import RunWriter, band_tags, flatten
+from torchcmdp.events import HPARAM_METRICS, RunWriter, band_tags, flatten, shown
 
 TAGS = {
     "Regret/cumulative",
     "Regret/over_sqrt_t",
     "Violation/cumulative",
     "Violation/positive",
+    "Violation/unsafe_share",
     "Violation/over_sqrt_t",
     "Metrics/EpRet",
     "Metrics/EpCost/0",
@@ -30,10 +31,10 @@ TAGS = {
 def test_the_tags_and_their_values(tmp_path):
     result = play(tmp_path)
     events = read(tmp_path)
-    assert set(events.Tags()["scalars"]) >= TAGS
+    assert set(events.Tags()["scalars"]) >= set(map(shown, TAGS))
     assert "Theory/regret" not in events.Tags()["scalars"]  # of a learner that has no theorem
     assert steps(events, "Regret/cumulative") == result.episodes.tolist()
-    values = [event.value for event in events.Scalars("Violation/positive")]
+    values = [event.value for event in events.Scalars(shown("Violation/positive"))]
     assert values == pytest.approx(result.positive_violation.mean(0).tolist(), rel=1e-6)
     trivial = [event.value for event in events.Scalars("Theory/trivial")]
     assert trivial == pytest.approx([3.0 * t for t in result.episodes.tolist()])
@@ -52,14 +53,22 @@ def test_every_band_is_one_margin_chart(tmp_path):
     events = read(tmp_path)
     layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
     series = [chart.margin.series[0] for category in layout.category for chart in category.chart]
-    assert {s.value for s in series} == {
-        "Regret/cumulative",
-        "Regret/alpha",
-        "Violation/cumulative",
-        "Violation/positive",
-        "Metrics/EpRet",
-    }
+    first = ("Regret/cumulative", "Violation/cumulative", "Violation/positive", "Metrics/EpRet")
+    # TensorBoard shows the last of a category first
+    assert [s.value for s in series] == list(map(shown, (*reversed(first), "Violation/unsafe_share", "Regret/alpha")))
     assert {tag for s in series for tag in (s.value, s.lower, s.upper)} <= set(events.Tags()["scalars"])
+
+
+def test_regret_and_violation_are_the_first_headings(tmp_path):
+    play(tmp_path)
+    headings = sorted({tag.partition("/")[0] for tag in read(tmp_path).Tags()["scalars"]})
+    assert headings[:2] == ["1 Regret", "2 Violation"] and headings[-1] == "~bands"
+
+
+def test_the_settings_can_be_read(tmp_path):
+    play(tmp_path)
+    (text,) = read(tmp_path).Tensors("Configuration/text_summary")
+    assert "| learner.rate | `0.1` |" in text.tensor_proto.string_val[0].decode()
 
 
 def test_hyperparameters_are_in_the_run_itself(tmp_path):
@@ -71,7 +80,7 @@ def test_hyperparameters_are_in_the_run_itself(tmp_path):
     assert hparams["env.runs"].number_value == 3 and hparams["episodes"].number_value == 20
     assert "env.cmdp" not in hparams  # a fingerprint is no hyperparameter
     experiment = HParamsPluginData.FromString(read(tmp_path / "hedge").SummaryMetadata("_hparams_/experiment").plugin_data.content)
-    assert "Regret/cumulative" in [info.name.tag for info in experiment.experiment.metric_infos]
+    assert [info.name.tag for info in experiment.experiment.metric_infos] == list(map(shown, HPARAM_METRICS))
 
 
 def test_two_learners_share_their_tags(tmp_path):
@@ -89,7 +98,7 @@ def test_the_curve_of_a_resumed_run_is_that_of_an_uninterrupted_one(tmp_path, at
     play(tmp_path / "part")
     assert steps(read(tmp_path / "part"), "Regret/cumulative") == whole.episodes.tolist()
     for tag in ("Regret/cumulative", "Solver/iterations"):
-        both = [[event.value for event in read(tmp_path / name).Scalars(tag)] for name in ("part", "whole")]
+        both = [[event.value for event in read(tmp_path / name).Scalars(shown(tag))] for name in ("part", "whole")]
         assert both[0] == both[1]
 
 
@@ -110,8 +119,8 @@ def test_the_figures_are_images(tmp_path):
     env = make_env()
     run(Hedge(env.cmdp.layout), env, 20, tmp_path, 4, progress=False)
     events = read(tmp_path)
-    assert set(events.Tags()["images"]) == {"Figures/regret", "Figures/violation"}
-    assert events.Images("Figures/regret")[0].width == 960
+    assert set(events.Tags()["images"]) == {"Figures/curves", "Figures/growth", "Figures/balance"}
+    assert events.Images("Figures/curves")[0].width == 2115
 
 
 def test_a_single_run_has_a_band_of_no_width(tmp_path):

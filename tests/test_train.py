@@ -17,12 +17,12 @@ import torch
 from test_tensorboard import read
 
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.learners import LEARNERS
 from torchcmdp.planning import slater_gap
 from train.__main__ import COMMANDS, main
-from train.main_job import Options, build, make_cmdp
+from train.main_job import COMPARED, PRACTICAL, Options, build, label_of, make_cmdp
 from train.program import settings_of
+from train.verdict import ranking, sentences
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--episodes", "30", "--runs", "2", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
@@ -31,20 +31,83 @@ SMALL = ["--episodes", "30", "--runs", "2", "--widths", "1", "2", "1", "--action
 def built(**options):
     """The learner and the simulator of two runs."""
     chosen = Options(**options)
-    return build(chosen, *make_cmdp(chosen), 2)
+    return build(chosen, chosen.learner or "wc-ops", *make_cmdp(chosen), 2)
 
 
 def small(logdir, *more: str) -> list[str]:
-    return [*SMALL, "--logdir", str(logdir), *more]
+    """The arguments of a small job of one learner."""
+    return ["--learner", "wc-ops", *SMALL, "--logdir", str(logdir), *more]
 
 
-def test_the_main_job_writes_its_files_and_prints_its_table(tmp_path, capsys):
+PICTURES = {f"{name}.{kind}" for name in ("curves", "growth", "balance") for kind in ("png", "pdf")}
+
+
+def written(folder: Path) -> set[str]:
+    """The files of an experiment, but for those of TensorBoard."""
+    return {file.name for file in folder.iterdir() if not file.name.startswith("events.")}
+
+
+def test_the_main_job_compares_learners_on_the_same_instance_and_seeds(tmp_path, capsys):
+    """One table, three pictures, two sentences, one TensorBoard experiment; then the same again without playing."""
+    arguments = [*SMALL, "--logdir", str(tmp_path)]
+    assert main(arguments) == 0
+    folder, out = tmp_path / "main", capsys.readouterr().out
+    assert written(folder) == {*PICTURES, "summary.md", *COMPARED}
+    configs = [json.loads((folder / name / "config.json").read_text()) for name in COMPARED]
+    assert all(config["env"] == configs[0]["env"] and config["episodes"] == 30 for config in configs)
+    assert configs[0]["learner"]["radius_scale"] == 1 != configs[1]["learner"]["radius_scale"]  # the paper's, and the practical
+    results = {label_of(name): tc.load(folder / name) for name in COMPARED}
+    report = (folder / "summary.md").read_text()
+    assert ranking(results) in report and all(sentence in report for sentence in sentences(results))
+    assert "**" in report and "**" not in out and "\033" not in out  # bold where it can be
+    for column in ("regret", "violation", "positive violation", "unsafe episodes"):
+        assert column in out
+    assert main(arguments) == 0 and capsys.readouterr().out == out
+
+
+def test_tensorboard_has_pictures_once_and_the_table_in_words(tmp_path, capsys):
+    assert main([*SMALL, "--logdir", str(tmp_path)]) == 0
+    for _ in range(2):  # also of a job that was repeated
+        events = read(tmp_path / "main")
+        assert set(events.Tags()["images"]) == {"Figures/curves", "Figures/growth", "Figures/balance"}
+        assert all(len(events.Images(tag)) == 1 for tag in events.Tags()["images"])
+        words = events.Tensors("About this experiment/text_summary")[0].tensor_proto.string_val[0].decode()
+        assert words.startswith((tmp_path / "main" / "summary.md").read_text().strip()) and "| episodes | `30` |" in words
+        assert all(read(tmp_path / "main" / name).Tags()["images"] == [] for name in COMPARED)
+        main([*SMALL, "--logdir", str(tmp_path)])
+
+
+def test_json_is_all_that_is_printed(tmp_path, capsys):
+    assert main([*SMALL, "--logdir", str(tmp_path), "--json"]) == 0
+    captured = capsys.readouterr()
+    (table,) = json.loads(captured.out)["tables"]
+    result = tc.load(tmp_path / "main" / "wc-ops")
+    assert table["columns"] == ["learner", "regret", "violation", "positive violation", "unsafe episodes"]
+    assert [row["learner"] for row in table["rows"]] == [label_of(name) for name in COMPARED]
+    row = table["rows"][0]
+    assert row["regret"]["mean"] == pytest.approx(float(result.regret[:, -1].mean()), abs=0.06) and row["regret"]["ci95"] >= 0
+    assert row["unsafe episodes"]["mean"] == pytest.approx(float(result.unsafe_share[:, -1].mean()), abs=6e-4)
+    assert "Pictures" in captured.err
+    main([*SMALL, "--logdir", str(tmp_path)])
+    assert capsys.readouterr().out.startswith("| learner")  # the next command prints as ever
+
+
+def test_one_learner_writes_its_files_and_prints_its_table(tmp_path, capsys):
     assert main(small(tmp_path, "--name", "first")) == 0
     folder = tmp_path / "first"
-    assert {file.name for file in folder.iterdir()} == {"regret.png", "violation.png", "summary.txt", "wc-ops"}
+    assert written(folder) == {*PICTURES, "summary.txt", "wc-ops"}
     assert {"config.json", "metrics.csv", "checkpoint.pt"} < {file.name for file in (folder / "wc-ops").iterdir()}
     out = capsys.readouterr().out
-    for words in ("regret", "violation", "positive violation", "+-", "safe optimum", "elastic", "tensorboard --logdir"):
+    for words in (
+        "regret",
+        "violation",
+        "positive violation",
+        "unsafe episodes",
+        "+-",
+        "safe optimum",
+        "elastic",
+        "tensorboard --logdir",
+    ):
         assert words in out
     assert (folder / "summary.txt").read_text().strip() in out
 
@@ -52,7 +115,7 @@ def test_the_main_job_writes_its_files_and_prints_its_table(tmp_path, capsys):
 def test_a_second_call_repeats_the_summary_without_playing(tmp_path, capsys):
     main(small(tmp_path))
     first = capsys.readouterr().out
-    checkpoint = tmp_path / "main" / "wc-ops" / "checkpoint.pt"
+    checkpoint = tmp_path / "alone" / "wc-ops" / "checkpoint.pt"
     stamp = checkpoint.stat().st_mtime_ns
     assert main(small(tmp_path)) == 0
     assert capsys.readouterr().out == first and checkpoint.stat().st_mtime_ns == stamp
@@ -70,7 +133,7 @@ def test_other_settings_need_fresh_or_another_name(tmp_path, capsys):
 def test_a_checkpoint_whose_content_was_changed_is_refused_and_stays(tmp_path, capsys):
     main(small(tmp_path))
     capsys.readouterr()
-    path = tmp_path / "main" / "wc-ops" / "checkpoint.pt"
+    path = tmp_path / "alone" / "wc-ops" / "checkpoint.pt"
     state = torch.load(path, weights_only=True)
     state["tracker"]["sums"] += 1
     torch.save(state, path)
@@ -90,7 +153,7 @@ def test_options_reach_the_learner(tmp_path):
     options = "--eta 0.3 --gamma 0.2 --bonus-scale 0.5 --radius-scale 0.4 --threshold-scale 0.1 --cap-scale 2"
     options += " --confidence bernstein --delta 0.05 --seed 3 --dtype float32 --log-every 7"
     assert main(small(tmp_path, *options.split())) == 0
-    config = json.loads((tmp_path / "main" / "wc-ops" / "config.json").read_text())
+    config = json.loads((tmp_path / "alone" / "wc-ops" / "config.json").read_text())
     learner = config["learner"]
     found = [learner[name] for name in ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "delta")]
     assert found == pytest.approx([0.3, 0.2, 0.5, 0.4, 0.1, 2, 0.05])
@@ -101,16 +164,16 @@ def test_options_reach_the_learner(tmp_path):
 LAKE = ["--env", "FrozenLake-v1", "--steps", "4", "--episodes", "3", "--runs", "2"]
 
 
-@pytest.mark.parametrize("learner", list(LEARNERS))
+@pytest.mark.parametrize("learner", [*LEARNERS, PRACTICAL])
 def test_every_learner_plays_every_environment(learner, tmp_path, capsys):
     for env, steps in (("CliffWalking-v1", 4), ("random", None)):
         player, simulator = built(env=env, steps=steps, learner=learner)
         for _ in range(2):
             player.update(simulator.rollout(player.policy))
     assert main([*LAKE, "--learner", learner, "--logdir", str(tmp_path)]) == 0
-    assert (tmp_path / "FrozenLake-v1" / learner / "checkpoint.pt").exists()
+    assert (tmp_path / "FrozenLake-v1-alone" / learner / "checkpoint.pt").exists()
     out = capsys.readouterr().out
-    assert ("elastic" in out) == (learner in ("wc-ops", "uob-reps")) and "its return in the environment" in out
+    assert ("elastic" in out) == (learner in ("wc-ops", "uob-reps", PRACTICAL)) and "its return in the environment" in out
 
 
 def test_the_environment_and_its_budget_reach_the_cmdp():
@@ -122,7 +185,8 @@ def test_the_environment_and_its_budget_reach_the_cmdp():
 
 
 def test_settings_reach_the_learners_that_have_them():
-    assert list(get_args(get_type_hints(Options)["learner"])) == list(LEARNERS)
+    names, _ = get_args(get_type_hints(Options)["learner"])
+    assert list(get_args(names)) == [*LEARNERS, PRACTICAL]
     learner, env = built(learner="opt-cmdp", bonus_scale=0.5)
     assert learner.bonus_scale.tolist() == [0.5, 0.5] and learner.radius_scale.tolist() == [1.0, 1.0]
     primal_dual, env = built(learner="opt-primal-dual")
@@ -169,6 +233,11 @@ def one_sentence(capsys) -> str:
             ["--learner", "opt-cmdp", "--solver", "cvxpy"],
             "--solver is not a setting of opt-cmdp, which takes --bonus-scale, --radius-scale, --confidence.",
         ),
+        (["--eta", "1"], "--eta is a setting of one learner; say whose, such as --learner wc-ops."),
+        (
+            ["--learner", "wc-ops-practical", "--eta", "1"],
+            "--eta is not a setting of wc-ops-practical, which takes --solver.",
+        ),
         (["--fresh", "yes"], "'yes' is not an option"),
         (["rnu"], "'rnu' is not a command of python -m train; did you mean run?"),
     ],
@@ -192,7 +261,7 @@ def test_help_teaches_with_examples(capsys):
         main(["--help"])
     out = capsys.readouterr().out
     assert end.value.code == 0
-    for words in ("python -m train --episodes 2000", "--bonus-scale", "--fresh", "--solver"):
+    for words in ("python -m train --episodes 500", "--json", "--bonus-scale", "--fresh", "--solver"):
         assert words in out
 
 
@@ -213,14 +282,6 @@ def test_every_command_is_a_module_with_a_main():
         assert callable(importlib.import_module(command.module).main)
 
 
-def test_a_job_draws_its_figures_once_for_files_and_tensorboard(tmp_path, capsys, monkeypatch):
-    drawn, figures = [], plotting.figures
-    monkeypatch.setattr(plotting, "figures", lambda results: drawn.append(list(results)) or figures(results))
-    assert main(small(tmp_path)) == 0
-    assert drawn == [["WC-OPS"]]
-    assert set(read(tmp_path / "main" / "wc-ops").Tags()["images"]) == {"Figures/regret", "Figures/violation"}
-
-
 def test_programs_leave_the_threads_as_they_were(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     seen, before = [], torch.get_num_threads()
@@ -237,13 +298,13 @@ def test_programs_leave_the_threads_as_they_were(tmp_path, capsys, monkeypatch):
 def test_ctrl_c_exits_with_130_and_the_same_command_continues(tmp_path):
     command = [sys.executable, "-m", "train", *small(tmp_path), "--episodes", "100000", "--log-every", "1"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    table = tmp_path / "main" / "wc-ops" / "metrics.csv"
+    table = tmp_path / "alone" / "wc-ops" / "metrics.csv"
     while process.poll() is None and not table.exists():  # the first point: the loop is running
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130, err
-    assert "Interrupted after" in err and "the same command continues" in err and "Traceback" not in err
+    assert "Interrupted in WC-OPS, after" in err and "the same command continues" in err and "Traceback" not in err
     assert torch.load(table.with_name("checkpoint.pt"), weights_only=True)["played"] >= 1
 
 

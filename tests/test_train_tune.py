@@ -114,13 +114,27 @@ def test_the_rivals_are_searched_over_a_grid_that_their_constants_come_from(tmp_
     assert RIVALS_COMMAND == "python -m train tune rivals"
     small = {"opt-cmdp": {"radii": ("matched", "literal"), "scale": (0.1, 1.0)}}
     monkeypatch.setattr(rivals, "GRIDS", small)
-    arguments = ["--horizon", "6", "--instances", "1", "--runs", "2", "--logdir", str(tmp_path)]
+    arguments = ["--horizon", "6", "--instances", "1", "--runs", "2", "--repetitions", "3", "--logdir", str(tmp_path)]
     assert main(["tune", "rivals", *arguments]) == 0
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "tune-rivals" / "stages" / "opt-cmdp.json").read_text())["result"]
-    best = min(found, key=lambda point: point["objective"])
-    assert len(found) == 4 and f"radii {best['radii']}, scale {best['scale']}" in next(x for x in out.splitlines() if "best |" in x)
+    best = rivals.ranked(found)[0]
+    assert len(found) == 4 and all(len(point["objectives"]) == 3 for point in found)
+    rows = [line for line in out.splitlines() if line.startswith("| OptCMDP")]
+    assert len(rows) == 3 and f"radii {best['radii']}, scale {best['scale']}" in rows[0]
     assert main(["tune", "rivals", "--weight", "0.1", *arguments]) == 2 and "largest multiplier" in capsys.readouterr().err
+
+
+def test_the_point_with_the_least_mean_rank_is_taken_and_ties_go_to_the_lower_objective() -> None:
+    """One repetition that goes wildly wrong, or right, counts as one."""
+    points = {"steady": [2.0, 2.0, 2.0], "lucky": [-99.0, 9.0, 9.0], "late": [3.0, 1.0, 3.0], "tie": [9.0, 3.0, 1.0]}
+    found = rivals.ranked([{"name": name, "objectives": values} for name, values in points.items()])
+    ranks = {"steady": (2 + 2 + 2) / 3, "lucky": (1 + 4 + 4) / 3, "late": (3 + 1 + 3) / 3, "tie": (4 + 3 + 1) / 3}
+    assert [point["name"] for point in found] == ["steady", "late", "tie", "lucky"]
+    assert {point["name"]: point["rank"] for point in found} == pytest.approx(ranks)
+    assert {point["name"]: point["first"] for point in found} == {"steady": 0, "lucky": 1, "late": 1, "tie": 1}
+    twins = rivals.ranked([{"name": "dear", "objectives": [1.0, 5.0]}, {"name": "cheap", "objectives": [2.0, 3.0]}])
+    assert [point["name"] for point in twins] == ["cheap", "dear"]
 
 
 def test_a_stage_is_played_again_only_for_other_settings(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import bonus, empirical_threshold, step_uncertainty
 from torchcmdp.layout import Layout
 from torchcmdp.learners import WCOPS
-from torchcmdp.learners.practical import PRACTICAL_SCALES
+from torchcmdp.learners.practical import RECIPE
 from torchcmdp.learners.wcops import default_step
 from torchcmdp.occupancy import occupancy_of
 from torchcmdp.trajectory import Trajectory
@@ -35,15 +35,15 @@ def test_a_state_is_not_loaded_over_a_hyperparameter_with_a_derivative(carrier: 
     assert parameter.eta.tolist() == [0.7, 0.7]
 
 
-def test_scales_are_multiples_of_the_papers_constants_and_practical_takes_the_studys() -> None:
+def test_scales_are_multiples_of_the_papers_constants_and_practical_takes_its_recipe() -> None:
     step = default_step(LAYOUT, 100, 0.05)
     scaled = WCOPS.scaled(LAYOUT, 1, 100, 0.05, 2, eta_scale=3.0, gamma_scale=torch.tensor([0.5, 2.0]), bonus_scale=0.1)
     assert torch.allclose(scaled.eta, torch.full((2,), 3 * step, dtype=torch.float64))
     assert torch.allclose(scaled.gamma, torch.tensor([0.5, 2.0], dtype=torch.float64) * step)
     assert (scaled.bonus_scale == 0.1).all() and (scaled.radius_scale == 1).all()
     practical = WCOPS.practical(LAYOUT, 1, 100, 0.05, 2, radius_scale=0.7)
-    assert (practical.radius_scale == 0.7).all() and (practical.bonus_scale == PRACTICAL_SCALES["bonus_scale"]).all()
-    assert torch.allclose(practical.eta, torch.full((2,), PRACTICAL_SCALES["eta_scale"] * step, dtype=torch.float64))
+    assert (practical.radius_scale == 0.7).all() and (practical.share == RECIPE["share"]).all()
+    assert torch.allclose(practical.eta, torch.full((2,), RECIPE["eta_scale"] * step, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="horizon is 0"):
         WCOPS.practical(LAYOUT, 1, 0)
 
@@ -157,4 +157,4 @@ class TestEmpiricalThreshold:
         state, other = original.state_dict(), restored.state_dict()
         with pytest.raises(InvalidInput, match="did you mean 'empirical'"):
             WCOPS(LAYOUT, 2, 100, violation_threshold="empircal")
-        assert "uncertainty" in state and all(torch.equal(state[key], other[key]) for key in state)
+        assert "costs.uncertainty" in state and all(torch.equal(state[key], other[key]) for key in state)

@@ -1,0 +1,59 @@
+"""`train compare` and `train problems`: the report, resumption, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from train.__main__ import main
+from train.compare.report import as_html, ranks, wins
+
+SMALL = ["compare", "--problems", "arms/4", "dope/factored", "--learners", "wc-ops", "pdb-ps", "--episodes", "6", "--seeds", "2"]
+
+
+def test_a_comparison_writes_its_report_and_a_second_call_repeats_it(tmp_path, capsys) -> None:
+    call = [*SMALL, "--logdir", str(tmp_path), "--name", "c"]
+    assert main(call) == 0
+    first, folder = capsys.readouterr().out, tmp_path / "c"
+    for words in ("## Ranks", "## Pairwise wins", "## dope/factored", "WC-OPS", "Safe optimum 2.0000"):
+        assert words in first and words.lstrip("# ") in (folder / "report.html").read_text()
+    assert {"figure.png", "figure.pdf", "numbers.csv", "wc-ops", "pdb-ps"} == {
+        file.name for file in (folder / "dope-factored").iterdir()
+    }
+    stamp = (folder / "arms-4" / "wc-ops" / "checkpoint.pt").stat().st_mtime_ns
+    assert main(call) == 0
+    assert capsys.readouterr().out == first
+    assert (folder / "arms-4" / "wc-ops" / "checkpoint.pt").stat().st_mtime_ns == stamp
+    assert main([*call[:-6], "--episodes", "7", "--seeds", "2", *call[-4:]]) == 2 and "episodes = 6" in capsys.readouterr().err
+
+
+def test_mistakes_get_a_sentence(capsys) -> None:
+    assert main(["compare", "--problems", "dope/medai"]) == 2
+    assert "did you mean dope/media?" in capsys.readouterr().err
+    assert main(["problems", "--names", "gym/taxy"]) == 2 and "did you mean gym/taxi?" in capsys.readouterr().err
+
+
+def test_the_facts_are_printed_in_the_papers_units(capsys) -> None:
+    assert main(["problems", "--names", "dope/inventory", "--sources"]) == 0
+    out = capsys.readouterr().out
+    assert "6.665322" in out and "<= 3.5" in out and "DOPE" in out
+
+
+def result(*losses: float) -> SimpleNamespace:
+    made = SimpleNamespace(
+        regret=torch.tensor(losses)[:, None].double(), positive_violation=torch.zeros(len(losses), 1), episodes=torch.tensor([1])
+    )
+    made.scaled = made
+    return made
+
+
+def test_ranks_and_wins_are_counted() -> None:
+    results = {"a": {"wc-ops": result(1, 1), "greedy": result(2, 0.5)}, "b": {"wc-ops": result(1, 2), "greedy": result(2, 3)}}
+    rows = [line.split("|")[1:-1] for line in ranks(results).splitlines()[2:]]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["WC-OPS", "1.00 +- 0.00", "2", "1 1"],
+        ["Greedy", "2.00 +- 0.00", "0", "2 2"],
+    ]
+    assert "0.75 +- " in wins(results).splitlines()[2]  # half of the seeds of a, all of b
+    assert "<td>0.25" in as_html(wins(results))
