@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numba import njit
-from numba.core.caching import IndexDataCacheFile
 
 from tests.sparse import supported
 from torchcmdp import estimation
@@ -25,7 +25,7 @@ from torchcmdp.confidence import (
 )
 from torchcmdp.kernels import confidence, occupancy, opt_cmdp, pdbps, streams
 from torchcmdp.kernels import estimation as kernels
-from torchcmdp.kernels.cpu import _KernelCache
+from torchcmdp.kernels.cpu import _KernelFiles
 from torchcmdp.kernels.geometry import geometry_of
 from torchcmdp.layout import Layout
 from torchcmdp.learners import Greedy, OptCMDP
@@ -312,11 +312,23 @@ def test_the_program_of_opt_cmdp(kind: type[OptCMDP], options: dict[str, str], l
         close(state.kernels.upper, entries_of(layout, safe_set.upper[run]))
 
 
-def test_a_cache_of_older_kernels_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What numba keeps on disk names the records of its arguments, which may have moved since."""
+def test_two_processes_that_compile_at_once_keep_their_files_apart(tmp_path: Path) -> None:
+    one, other = (_KernelFiles(str(tmp_path), "module.kernel-7.py311", "stamp") for _ in range(2))
+    saved = one._save_data
 
-    def gone(self: object) -> None:
-        raise AttributeError("Can't get attribute 'Work'")
+    def interrupted(name: str, data: str) -> None:
+        other.save("another signature", "its code")
+        saved(name, data)
 
-    monkeypatch.setattr(IndexDataCacheFile, "_load_index", gone)
-    assert _KernelCache(number)._cache_file._load_index() == {}
+    one._save_data = interrupted
+    one.save("a signature", "code")
+    assert [one.load("a signature"), one.load("another signature"), one.load("a third")] == ["code", "its code", None]
+
+
+def test_a_cache_of_older_kernels_is_forgotten(tmp_path: Path) -> None:
+    old, new = (_KernelFiles(str(tmp_path), f"module.kernel-{line}.py311", stamp) for line, stamp in ((7, "old"), (9, "new")))
+    old.save("a signature", "old code")
+    assert new.load("a signature") is None
+    new.save("a signature", "code")
+    assert old.load("a signature") is None and new.load("a signature") == "code"
+    assert len(list(tmp_path.iterdir())) == 1

@@ -10,10 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numba
 from llvmlite.binding import Linkage
 from numba import njit, types
 from numba.core import typed_passes, untyped_passes
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler import CompilerBase
 from numba.core.compiler_machinery import PassManager
 
@@ -61,22 +62,38 @@ class _Progress:
 _progress = _Progress()
 
 
+class _KernelFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """One file for each signature, named after the kernel files and the signature.
+
+    Numba numbers its files and keeps an index of them: two processes that compile two signatures of a kernel at once may give both
+    the same number, and a third one then calls the code of the one with the arguments of the other.
+    """
+
+    def _name(self, key: Any) -> str:
+        digest = hashlib.sha256(repr((numba.__version__, self._source_stamp, key)).encode()).hexdigest()
+        return f"{self._index_name.removesuffix('.nbi')}.{self._source_stamp[:12]}.{digest[:24]}.nbc"
+
+    def load(self, key: Any) -> Any:
+        try:
+            return self._load_data(self._name(key))
+        except FileNotFoundError:
+            return None
+
+    def save(self, key: Any, data: Any) -> None:
+        kernel = self._index_name.partition("-")[0]
+        for path in Path(self._cache_path).glob(f"{kernel}-*.nb[ci]"):
+            if f".{self._source_stamp[:12]}." not in path.name:  # of older kernel files
+                path.unlink(missing_ok=True)
+        self._save_data(self._name(key), data)
+
+
 class _KernelCache(FunctionCache):  # type: ignore[misc]
     """Numba's cache on disk, with the stamp of all kernel files; says on stderr what is not in it and so is compiled."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         self._kernel = function.__name__
-        self._cache_file._source_stamp = _stamp()
-        load_index = self._cache_file._load_index
-
-        def load_own_index() -> Any:
-            try:
-                return load_index()
-            except (AttributeError, ImportError):  # it names a record that older kernels had
-                return {}
-
-        self._cache_file._load_index = load_own_index
+        self._cache_file = _KernelFiles(self._cache_path, self._impl.filename_base, _stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         found = super().load_overload(sig, target_context)

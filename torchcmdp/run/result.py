@@ -131,7 +131,7 @@ class RunResult:
         try:
             import pandas
         except ImportError:
-            raise TorchCMDPError("to_pandas needs pandas, which is not installed: pip install pandas.") from None
+            raise TorchCMDPError("to_pandas needs pandas, which is not installed: pip install 'torchcmdp[pandas]'.") from None
         runs, points = self.regret.shape
         columns: dict[str, Any] = {}
         for name in CURVES:
