@@ -100,7 +100,7 @@ def test_a_table_for_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert columns["violation_1"].reshape(RUNS, 5).tolist() == result.violation_by_constraint[..., 1].tolist()
     assert {len(values) for values in columns.values()} == {15}
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(tc.TorchCMDPError, match="needs pandas, which is not installed: pip install 'torchcmdp\[pandas\]'"):
+    with pytest.raises(tc.TorchCMDPError, match=r"needs pandas, which is not installed: pip install 'torchcmdp\[pandas\]'"):
         result.to_pandas()
 
 
