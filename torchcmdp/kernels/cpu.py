@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numba
 from llvmlite.binding import Linkage
-from numba import njit, types
-from numba.core import typed_passes, untyped_passes
+from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
-from numba.core.compiler import CompilerBase
-from numba.core.compiler_machinery import PassManager
+from numba.core.compiler import Compiler
 
 # No "nnan"/"ninf": -inf is a legal logarithm here.
 FASTMATH = {"contract", "reassoc", "nsz"}
@@ -106,53 +104,11 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         _progress.end(self._kernel)
 
 
-# What numba has to do with plain loops; the rest of its passes looks for closures, literals, array expressions and the like.
-_PASSES = (
-    untyped_passes.TranslateByteCode,
-    untyped_passes.FixupArgs,
-    untyped_passes.IRProcessing,
-    untyped_passes.ReconstructSSA,
-    typed_passes.NopythonTypeInference,
-    typed_passes.PreLowerStripPhis,
-    typed_passes.IRLegalization,
-    typed_passes.NativeLowering,
-    typed_passes.NoPythonBackend,
-)
-
-
-class _Typing:
-    """Numba's typing context, which remembers what it found for operators: it would try every overload again for each use."""
-
-    _found: ClassVar[dict[Any, Any]] = {}
-
-    def __init__(self, context: Any) -> None:
-        self._real = context
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
-        if kws or not isinstance(function, types.Function):
-            return self._real.resolve_function_type(function, args, kws)
-        key = function, tuple(args)
-        if key not in self._found:
-            self._found[key] = self._real.resolve_function_type(function, args, kws)
-        return self._found[key]
-
-
-class _Plain(CompilerBase):  # type: ignore[misc]
-    """Compiles with the passes above."""
-
-    def define_pipelines(self) -> list[PassManager]:
-        passes = PassManager("kernel")
-        for each in _PASSES:
-            passes.add_pass(each, each.__name__)
-        passes.finalize()
-        return [passes]
+class _Compiler(Compiler):  # type: ignore[misc]
+    """Numba's compiler, with a library that a subclass makes."""
 
     def compile_extra(self, func: Callable[..., Any]) -> Any:
         self.state.library = self.new_library(func)
-        self.state.typingctx = _Typing(self.state.typingctx)
         return super().compile_extra(func)
 
 
@@ -170,7 +126,7 @@ class _Unlinked:
     def set_env(self, name: str, environment: Any) -> None: ...
 
 
-class _InnerCompiler(_Plain):
+class _InnerCompiler(_Compiler):
     """Numba optimises a function again in every caller of its callers; this one leaves it to the outermost."""
 
     def new_library(self, func: Callable[..., Any]) -> Any:
@@ -180,7 +136,7 @@ class _InnerCompiler(_Plain):
         return library
 
 
-class _EntryCompiler(_Plain):
+class _EntryCompiler(_Compiler):
     """Makes the functions that were linked in private to the entry: they lose the arguments and copies that nobody needs."""
 
     def new_library(self, func: Callable[..., Any]) -> Any:
