@@ -3,6 +3,8 @@
 # A potential moves by at most this in one step, and by twice as much after every step that was cut and did well: larger moves
 # overshoot, and without growing ones a multiplier of a million would take ten thousand steps.
 LONGEST_MOVE = 100.0
+# Where less than this passes through a state, its own move is cut alone: noise there must not shorten everybody's step.
+HARDLY_ANY = 1e-15
 # Flow is conserved to this part of a state's own throughput, so that the policy is right in states that are almost never reached.
 RELATIVE_TOLERANCE = 1e-7
 # ... and to this where rounding stops the iteration early.

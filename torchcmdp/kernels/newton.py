@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from torchcmdp.kernels.cpu import compiled
-from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, LONGEST_MOVE, RELATIVE_TOLERANCE, SETTLED_RELATIVE
+from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, HARDLY_ANY, LONGEST_MOVE, RELATIVE_TOLERANCE, SETTLED_RELATIVE
 from torchcmdp.kernels.linalg import assemble_border, prepare, schur, solve
 from torchcmdp.kernels.pairs import Problem, evaluate, weigh
 from torchcmdp.kernels.quadratic import quadratic
@@ -137,6 +137,8 @@ def newton_step(geometry, problem, cap, work):
     slope = 0.0
     longest = 0.0
     for j in range(n):
+        if inflow[j] + outflow[j] < HARDLY_ANY:
+            dv[j] = min(max(dv[j], -LONGEST_MOVE), LONGEST_MOVE)
         slope += (inflow[j] - outflow[j]) * dv[j]
         longest = max(longest, abs(dv[j]))
     for i in range(m):

@@ -11,6 +11,7 @@ from torchcmdp.kernels.limits import (
     ACCEPTABLE_GAP,
     ACCEPTABLE_RESIDUAL,
     CERTAIN,
+    HARDLY_ANY,
     HIGHEST_CAP,
     LONGEST_MOVE,
     PLAIN_ITERATIONS,
@@ -220,6 +221,8 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, reach: Tensor
     room = (problem.cap.squeeze(-1) - lam.sum(-1)).clamp_min(0)
     dlam = quadratic(schur, grad_m + (border.mT @ half).squeeze(-1), -lam, room, fixed)
     dv = scale * torch.linalg.solve_triangular(cholesky.mT, half - border @ dlam.unsqueeze(-1), upper=True).squeeze(-1)
+    cut = dv.clamp(-LONGEST_MOVE, LONGEST_MOVE)
+    dv = torch.where((inflow + outflow).flatten(1) < HARDLY_ANY, cut, dv)
     slope = (grad_v * dv).sum(1) + (grad_m * dlam).sum(1)
     longest = dv.abs().amax(1)
     length = (reach / torch.maximum(longest, reach)).unsqueeze(-1)
