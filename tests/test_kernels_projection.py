@@ -210,7 +210,8 @@ def test_what_cannot_be_solved_is_named_and_harms_nobody() -> None:
 def test_multipliers_of_a_million_and_states_without_mass(seed: int, instance: int, backend: str) -> None:
     # fuzzed instances that gave up: steps of at most 100, caps of at most 1e8, and steps cut for states that nothing passes
     log_reference, safe_set = wild_instances(seed, 20)
-    one_set = SafeSet(safe_set.layout, *(tensor[instance : instance + 1] for tensor in (safe_set.lower, safe_set.upper, safe_set.costs)))
+    parts = (safe_set.lower, safe_set.upper, safe_set.costs)
+    one_set = SafeSet(safe_set.layout, *(tensor[instance : instance + 1] for tensor in parts))
     zero = torch.zeros(safe_set.layout.pair_shape, dtype=torch.float64)
     result = project(zero, None, one_set, 1.0, log_reference=log_reference[instance : instance + 1], solver=Newton(backend=backend))
     assert int(result.status) in (SOLVED, ELASTIC)
