@@ -11,6 +11,7 @@ from tests.projection_instances import clarabel_projection, least_largest_violat
 from tests.sparse import supported
 from torchcmdp.kernels.cpu import entry
 from torchcmdp.kernels.geometry import Geometry, geometry_of
+from torchcmdp.kernels.limits import HIGHEST_CAP
 from torchcmdp.kernels.projection import ELASTIC, INVALID, SOLVED, Batch, Limits, project_batch
 from torchcmdp.kernels.quadratic import quadratic
 from torchcmdp.kernels.work import workspace
@@ -202,6 +203,28 @@ def test_what_cannot_be_solved_is_named_and_harms_nobody() -> None:
     assert (result.status[[0, 2, 3]] == INVALID).all()
     for j in (1, 4, 5):
         assert np.array_equal(result.occupancy[j], expected.occupancy[j])
+
+
+@pytest.mark.parametrize(("seed", "instance"), [(5459, 9), (4181, 10), (17489, 11)])
+@pytest.mark.parametrize("backend", ["compiled", "torch"])
+def test_multipliers_of_a_million_and_states_without_mass(seed: int, instance: int, backend: str) -> None:
+    # fuzzed instances that gave up: steps of at most 100, caps of at most 1e8, and steps cut for states that nothing passes
+    log_reference, safe_set = wild_instances(seed, 20)
+    parts = (safe_set.lower, safe_set.upper, safe_set.costs)
+    one_set = SafeSet(safe_set.layout, *(tensor[instance : instance + 1] for tensor in parts))
+    zero = torch.zeros(safe_set.layout.pair_shape, dtype=torch.float64)
+    result = project(zero, None, one_set, 1.0, log_reference=log_reference[instance : instance + 1], solver=Newton(backend=backend))
+    assert int(result.status) in (SOLVED, ELASTIC)
+
+
+def test_no_instance_is_worked_on_for_ever() -> None:
+    # the only safe arm has no mass at all, or next to none of a target of any size: no stage of cooling is ever mild enough
+    for worst in (-np.inf, -1e300, -1e18):
+        target, safe_set = arms([[-1.0, 1.0], [-1e-9, 1.0]], [1.0, 1.0])
+        target[..., 0, :] = worst
+        result = solve(target, safe_set)
+        raised = 1 + int(np.ceil(np.log10(HIGHEST_CAP / CAP)))
+        assert result.status[0] != INVALID and result.iterations[0] <= (1 + raised) * 500
 
 
 @entry

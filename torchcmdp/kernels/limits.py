@@ -1,7 +1,10 @@
 """Limits that compiled code and torch share, most of the Newton solvers; apart from either, so that neither loads the other."""
 
-# A potential moves by at most this in one step: larger moves overflow, much smaller ones stall when multipliers must grow.
+# A potential moves by at most this in one step, and by twice as much after every step that was cut and did well: larger moves
+# overshoot, and without growing ones a multiplier of a million would take ten thousand steps.
 LONGEST_MOVE = 100.0
+# Where less than this passes through a state, its own move is cut alone: noise there must not shorten everybody's step.
+HARDLY_ANY = 1e-15
 # Flow is conserved to this part of a state's own throughput, so that the policy is right in states that are almost never reached.
 RELATIVE_TOLERANCE = 1e-7
 # ... and to this where rounding stops the iteration early.
@@ -15,7 +18,7 @@ PLAIN_ITERATIONS = 30
 # A safe set is empty if every occupancy violates some constraint by more than this, in its unit ...
 CERTAIN = 1e-12
 # ... and where neither that nor a solution is found, the cap on the multipliers is raised up to this.
-HIGHEST_CAP = 1e8
+HIGHEST_CAP = 1e12
 
 # The optimistic program: where no occupancy is safe, its constraints are relaxed to their least violation and this much more.
 RELAXATION = 1e-7

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 from torchcmdp.kernels.cpu import compiled
-from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, LONGEST_MOVE, RELATIVE_TOLERANCE, SETTLED_RELATIVE
+from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, HARDLY_ANY, LONGEST_MOVE, RELATIVE_TOLERANCE, SETTLED_RELATIVE
 from torchcmdp.kernels.linalg import assemble_border, prepare, schur, solve
 from torchcmdp.kernels.pairs import Problem, evaluate, weigh
 from torchcmdp.kernels.quadratic import quadratic
 
 # An iteration rebalances flows at most this often, and halves its step at most this often.
 MOST_REBALANCED, MOST_HALVED = 8, 35
+# Stages of a cooling schedule: enough for targets of 1e20.
+MOST_STAGES = 40
 
 
 @compiled
@@ -135,6 +137,8 @@ def newton_step(geometry, problem, cap, work):
     slope = 0.0
     longest = 0.0
     for j in range(n):
+        if inflow[j] + outflow[j] < HARDLY_ANY:
+            dv[j] = min(max(dv[j], -LONGEST_MOVE), LONGEST_MOVE)
         slope += (inflow[j] - outflow[j]) * dv[j]
         longest = max(longest, abs(dv[j]))
     for i in range(m):
@@ -159,19 +163,24 @@ def move(work, scale, cap):
 
 
 @compiled
-def search(geometry, problem, cap, value, slope, longest, slack, work):
-    """Go along the step as far as the dual decreases; returns its value, or infinity where it does not."""
-    scale = min(1.0, LONGEST_MOVE / longest) if longest > 0.0 else 1.0
-    for _ in range(MOST_HALVED):
+def search(geometry, problem, cap, value, slope, longest, reach, slack, work):
+    """Go along the step as far as the dual decreases, moving no potential further than `reach`.
+
+    Returns the dual's value, or infinity where it does not decrease, and how far the next step may go: twice as far where this one
+    was cut and did well.
+    """
+    cut = longest > reach
+    scale = reach / longest if cut else 1.0
+    for halved in range(MOST_HALVED):
         move(work, scale, cap)
         trial_value = evaluate(geometry, problem, work.response, work.trial_v, work.trial_lam)
         if trial_value <= value + 1e-4 * scale * slope + slack:
             copy(work.trial_v, work.v)
             copy(work.trial_lam, work.lam)
-            return trial_value
+            return trial_value, 2.0 * reach if cut and halved == 0 else reach
         scale *= 0.5
     evaluate(geometry, problem, work.response, work.v, work.lam)
-    return math.inf
+    return math.inf, reach
 
 
 @compiled
@@ -182,6 +191,7 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
     value = evaluate(geometry, problem, response, v, lam)
     best = math.inf
     stalled = 0
+    reach = LONGEST_MOVE
     # a violation costs `cap` in the duality gap
     weight = max(1.0, cap / 500.0)
     for iteration in range(max_iterations + 1):
@@ -203,7 +213,7 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
         # far from the solution a rough step will do
         work.system.iterates.enough[0] = min(max(1e-2 * worst, 1e-12), 1e-4)
         slope, longest = newton_step(geometry, problem, cap, work)
-        value = search(geometry, problem, cap, value, slope, longest, slack, work)
+        value, reach = search(geometry, problem, cap, value, slope, longest, reach, slack, work)
         if value == math.inf:
             return iteration + 1, worst <= ACCEPTABLE_RESIDUAL and relative <= SETTLED_RELATIVE
     return max_iterations, False
@@ -215,10 +225,10 @@ def spread(target, upper):
     largest = -math.inf
     smallest = math.inf
     for e in range(target.shape[0]):
-        if upper[e] > 0.0:
+        if upper[e] > 0.0 and target[e] > -math.inf:
             largest = max(largest, target[e])
             smallest = min(smallest, target[e])
-    return largest - smallest
+    return max(largest - smallest, 0.0)
 
 
 @compiled
@@ -235,8 +245,9 @@ def cooled_newton(geometry, problem, cap, tolerance, max_iterations, work):
         lam[i] = 0.0
     scaled = Problem(work.scaled, problem.lower, upper, problem.costs, problem.weight, problem.base)
     used = 0
-    while True:
-        last = temperature <= 1.0
+    for stage in range(MOST_STAGES):
+        last = temperature <= 1.0 or stage == MOST_STAGES - 1
+        temperature = 1.0 if last else temperature
         for e in range(target.shape[0]):
             work.scaled[e] = target[e] / temperature
         weigh(geometry, work.scaled, upper, problem.weight, problem.base, work.response)
@@ -251,3 +262,4 @@ def cooled_newton(geometry, problem, cap, tolerance, max_iterations, work):
         for i in range(lam.shape[0]):
             lam[i] *= temperature / cooler
         temperature = cooler
+    return used, False

@@ -136,7 +136,9 @@ def respond_steep(start, stop, problem, v, successor, p, code):
     n_free = stop - start
     for e in range(start, stop):
         code[e] = FREE
-    while n_free > 0 and mass > 0.0:
+    for _ in range(stop - start):
+        if n_free == 0 or not mass > 0.0:
+            break
         largest = -math.inf
         for e in range(start, stop):
             if code[e] == FREE:

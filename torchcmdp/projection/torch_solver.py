@@ -11,6 +11,7 @@ from torchcmdp.kernels.limits import (
     ACCEPTABLE_GAP,
     ACCEPTABLE_RESIDUAL,
     CERTAIN,
+    HARDLY_ANY,
     HIGHEST_CAP,
     LONGEST_MOVE,
     PLAIN_ITERATIONS,
@@ -137,6 +138,7 @@ def newton(
     active = torch.arange(batch, device=v.device)
     response = evaluate(problem, v, lam, fixed)
     best = torch.full_like(tolerance, torch.inf)
+    reach = torch.full_like(tolerance, LONGEST_MOVE)
     stalled = torch.zeros_like(iterations)
     for iteration in itertools.count():
         worst, relative, converged = judge(problem, response, lam, tolerance)
@@ -157,9 +159,9 @@ def newton(
                 if len(keep) == 0:
                     break
                 active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), lam[keep]
-                tolerance, best, stalled = tolerance[keep], best[keep], stalled[keep]
+                tolerance, best, reach, stalled = tolerance[keep], best[keep], reach[keep], stalled[keep]
         response = rebalance(problem, response, lam, fixed)
-        response, lam = newton_step(problem, response, lam, fixed)
+        response, lam, reach = newton_step(problem, response, lam, reach, fixed)
     return final_v, final_lam, iterations, done
 
 
@@ -206,8 +208,11 @@ def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
     return response
 
 
-def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> tuple[Response, Tensor]:
-    """One Newton step within {multipliers >= 0, sum <= cap}, shortened until the dual decreases."""
+def newton_step(problem: Problem, response: Response, lam: Tensor, reach: Tensor, fixed: bool) -> tuple[Response, Tensor, Tensor]:
+    """One Newton step within {multipliers >= 0, sum <= cap}, shortened until the dual decreases.
+
+    No potential moves further than `reach` `(B)`; the next step may go twice as far where this one was cut and did well.
+    """
     inflow, outflow = flows(problem.layout, response)
     grad_v = (inflow - outflow).flatten(1)
     grad_m = -(problem.costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4))
@@ -216,8 +221,11 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) 
     room = (problem.cap.squeeze(-1) - lam.sum(-1)).clamp_min(0)
     dlam = quadratic(schur, grad_m + (border.mT @ half).squeeze(-1), -lam, room, fixed)
     dv = scale * torch.linalg.solve_triangular(cholesky.mT, half - border @ dlam.unsqueeze(-1), upper=True).squeeze(-1)
+    cut = dv.clamp(-LONGEST_MOVE, LONGEST_MOVE)
+    dv = torch.where((inflow + outflow).flatten(1) < HARDLY_ANY, cut, dv)
     slope = (grad_v * dv).sum(1) + (grad_m * dlam).sum(1)
-    length = (LONGEST_MOVE / dv.abs().amax(1).clamp_min(LONGEST_MOVE)).unsqueeze(-1)
+    longest = dv.abs().amax(1)
+    length = (reach / torch.maximum(longest, reach)).unsqueeze(-1)
     slack = 1e-12 * (1 + response.value.abs())
     dv = dv.unflatten(1, response.v.shape[1:])
     trial, trial_lam = response, lam
@@ -227,6 +235,8 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) 
         new_lam = new_lam * (problem.cap / torch.maximum(new_lam.sum(-1, keepdim=True), problem.cap))
         new = evaluate(problem, response.v + length.unsqueeze(-1) * dv, new_lam, fixed)
         good = new.value <= response.value + 1e-4 * length.squeeze(-1) * slope + slack
+        if attempt == 0:
+            reach = torch.where(good & (longest > reach), 2 * reach, reach)
         take = good & ~accepted
         trial, trial_lam = (
             (new, new_lam) if attempt == 0 else (new.where(take, trial), torch.where(take[:, None], new_lam, trial_lam))
@@ -236,7 +246,7 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, fixed: bool) 
             break
         length = torch.where(accepted.unsqueeze(-1), length, 0.5 * length)
     stuck = ~accepted
-    return response.where(stuck, trial), torch.where(stuck[:, None], lam, trial_lam)
+    return response.where(stuck, trial), torch.where(stuck[:, None], lam, trial_lam), reach
 
 
 def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
