@@ -30,11 +30,21 @@ class Origin:
         stationary: Whether a state behaves alike in all layers, the last one's successors apart.
         truncation: By how much the discounted return, and every discounted cost, can differ from those of the L steps that are
             played, in the user's units, `(1 + m,)`; None without a discount.
+        drawn: How many layers more than one the start is drawn in; nothing is earned and nothing met in them.
     """
 
     states: Tensor
     stationary: bool
     truncation: Tensor | None = None
+    drawn: int = 0
+
+    @property
+    def ties(self) -> Tensor | None:
+        """The numbers of the states, -1 where the start is drawn in several layers; None where a state changes with its layer."""
+        if not self.stationary:
+            return None
+        unlike = torch.arange(len(self.states)) <= (self.drawn or -1)
+        return self.states.masked_fill(unlike[:, None], -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,11 +231,12 @@ def _described(cmdp: LayeredCMDP, layers: Sequence[Tensor], form: NormalForm | N
     layout, drawn = cmdp.layout, cmdp.layout.layers - len(layers)  # how many layers more the start is drawn in
     firsts = [layers[0].expand(width) for width in layout.widths[: drawn + 1]]
     places = [torch.nn.functional.pad(layer, (0, layout.width - len(layer)), value=-1) for layer in (*firsts, *layers[1:])]
+    origin = Origin(torch.stack(places).cpu(), stationary, drawn=drawn)
     if form is None:
-        return replace(cmdp, origin=Origin(torch.stack(places).cpu(), stationary))
+        return replace(cmdp, origin=origin)
     real = layout.pair_mask(cmdp.device).clone()
     real[1 : drawn + 1] = False  # where nothing is earned and nothing met
-    found = replace(cmdp, units=form.units(len(layers), real), origin=Origin(torch.stack(places).cpu(), stationary))
+    found = replace(cmdp, units=form.units(len(layers), real), origin=origin)
     check_budgets(found)
     return found
 

@@ -28,6 +28,7 @@ class Believer(Protocol):
     runs: int
     episode: Tensor
     visits: Tensor
+    known_costs: Tensor | None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,6 +48,9 @@ class Believer(Protocol):
 
     def hyperparameter(self, name: str) -> Tensor:
         """The values of one, `(runs,)`."""
+
+    def pooled(self, values: Tensor) -> Tensor:
+        """Sums over visits with those of tied layers added, `(... x L x S x A)`."""
 
     @property
     def planned(self) -> Tensor:
@@ -112,8 +116,9 @@ class CostModel(nn.Module, ABC):
     def observe(self, evidence: CostEvidence, learner: Believer) -> None:
         """Learn from one episode of every run, which the learner has not counted yet."""
         before = self.samples_of(learner)
-        after, excess = before + evidence.visited, self.excess(evidence, learner)
-        estimate, rate = evidence.revise(self.cost_estimate, excess, after)
+        excess, shared = self.excess(evidence, learner), evidence.pooled(learner.pooled)
+        after = before + shared.visited
+        estimate, rate = shared.revise(self.cost_estimate, excess, after)
         self._last = (excess, rate, *self._forget(evidence, learner, before, after))
         self.cost_estimate = estimate
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchcmdp.estimation import learning_rate, update_cost_estimate
+from torchcmdp.estimation import expected_learning_rate, learning_rate, update_cost_estimate
 from torchcmdp.trajectory import Trajectory
 
 
@@ -41,6 +42,28 @@ class CostEvidence:
         """
         rate = learning_rate(gamma_excess, visits) * self.visited.unsqueeze(-4)
         return update_cost_estimate(estimate, rate, self.costs), rate
+
+    def pooled(self, pool: Callable[[Tensor], Tensor]) -> CostEvidence:
+        """What it says of each pair where layers are tied; itself where none are.
+
+        Args:
+            pool: `Learner.pooled`, by which sums over visits are shared.
+        """
+        visited = pool(self.visited)
+        if visited is self.visited:
+            return self
+        met = pool(self.visited.unsqueeze(-4) * self.costs)
+        return RepeatedEvidence(visited, self.path_costs, met / torch.where(visited > 0, visited, 1.0).unsqueeze(-4))
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedEvidence(CostEvidence):
+    """Of pairs that are visited any number of times, once, never, or a few times on average: `costs` are the means over these."""
+
+    def revise(self, estimate: Tensor, gamma_excess: Tensor, visits: Tensor) -> tuple[Tensor, Tensor]:
+        """As above, with every pair weighed in by the share of its visits that is new."""
+        rate = expected_learning_rate(gamma_excess, visits, self.visited)
+        return estimate + rate * (self.costs - estimate), rate
 
 
 def path_costs(trajectory: Trajectory, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcmdp.costs.base import Believer, CostModel
 from torchcmdp.costs.evidence import CostEvidence
+from torchcmdp.costs.known import KnownCosts
 from torchcmdp.errors import InvalidInput, check_kind
 from torchcmdp.estimation import (
     bonus,
@@ -84,14 +85,17 @@ def _scale(learner: Believer, name: str) -> Tensor | float:
 
 
 def cost_model(learner: Believer, costs: CostModel | None, settings: Mapping[str, Any]) -> CostModel:
-    """A learner's own copy of a cost model, `PaperCosts()` where none was asked for.
+    """A learner's own copy of a cost model: without one asked for `PaperCosts()`, or what it was told.
 
     Args:
         learner: Whose it will be.
         costs: What was asked for.
         settings: Of the learner, those for the cost model alone: refused where it does not look at them.
     """
-    costs = PaperCosts() if costs is None else costs
+    if learner.known_costs is not None and costs is not None:
+        raise InvalidInput(f"costs is {type(costs).__name__}, a model of what known_costs says; leave one of them out.")
+    if costs is None:
+        costs = PaperCosts() if learner.known_costs is None else KnownCosts()
     check_kind("costs", costs, CostModel, "a cost model, such as PriorCosts(margin=1.0)")
     if not isinstance(costs, PaperCosts):
         for name in ("bonus_scale", "threshold_scale", "cap_scale", "violation_threshold"):

@@ -25,6 +25,7 @@ from torchcmdp.errors import (
 from torchcmdp.hyperparameters import PerRun, as_numbers, connected, per_run, plain
 from torchcmdp.identity import fingerprint
 from torchcmdp.layout import Layout, check_layout
+from torchcmdp.learners.ties import Ties, ties_of
 from torchcmdp.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -48,6 +49,11 @@ class Learner(nn.Module, ABC):
         cost_low: The smallest that each mean cost can be, below which no optimism goes: a number, or a tensor that broadcasts to
             `(runs x m x L x S x A)`. -1 by default; `for_env` takes it from the CMDP's units.
         reward_high: The largest that each mean reward can be, the same `(runs x L x S x A)`; 1 by default.
+        tied_layers: Where a state is the same in every layer, as in `cmdp.origin.ties`, `(L x S)`: what is seen of it in one of
+            them counts in all. In `for_env` also True, for what the CMDP knows of itself.
+        known_rewards: The mean rewards of the CMDP, as `cmdp.rewards`, in place of all estimates of them; broadcasts to
+            `(runs x L x S x A)`. Refused, as `known_costs` is, by learners that have no use for it.
+        known_costs: The mean costs, as `cmdp.costs`, in place of all estimates; broadcasts to `(runs x m x L x S x A)`.
         settings: The hyperparameters and choices of the subclass; a hyperparameter may also be a function of the learner made so
             far, and is the default where it is None.
 
@@ -60,13 +66,16 @@ class Learner(nn.Module, ABC):
         episode: Episodes seen, an int64 scalar tensor.
         visits: N(x,a), `(runs x L x S x A)`.
         transition_visits: M(x,a,y), `(runs x L x S x A x K)`.
-        cost_low, reward_high: As above, with one row or a row a run.
+        cost_low, reward_high, known_rewards, known_costs: As above, with one row or a row a run; of the known ones None if not given.
+        ties: Of tied layers, else None. What a subclass sums up over visits it sums up as `pooled` says.
+        uses: Which of "known_rewards" and "known_costs" the learner has a use for.
     """
 
     name: ClassVar[str]
     hyperparameters: ClassVar[Mapping[str, float | Callable[[Any], PerRun] | None]] = {}
     choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     theorems: ClassVar[Sequence[str]] = ()
+    uses: ClassVar[Sequence[str]] = ()
     __signature__: ClassVar[inspect.Signature]
     confidence: str = "entrywise"
     episode: Tensor
@@ -74,6 +83,9 @@ class Learner(nn.Module, ABC):
     transition_visits: Tensor
     cost_low: Tensor
     reward_high: Tensor
+    known_rewards: Tensor | None
+    known_costs: Tensor | None
+    ties: Ties | None
     _unit: Tensor
 
     def __init__(
@@ -88,6 +100,9 @@ class Learner(nn.Module, ABC):
         device: torch.device | str | None = None,
         cost_low: Tensor | float | None = None,
         reward_high: Tensor | float | None = None,
+        tied_layers: Tensor | bool = False,
+        known_rewards: Tensor | float | None = None,
+        known_costs: Tensor | float | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -106,9 +121,9 @@ class Learner(nn.Module, ABC):
         self.register_buffer("episode", torch.zeros((), dtype=torch.int64, device=device))
         self.add_zeros("visits", *layout.pair_shape)
         self.add_zeros("transition_visits", *layout.transition_shape)
-        self._known_ends = {name: end for name, end in (("cost_low", cost_low), ("reward_high", reward_high)) if end is not None}
-        self._add_end("cost_low", -1.0 if cost_low is None else cost_low, (self.constraints, *layout.pair_shape))
-        self._add_end("reward_high", 1.0 if reward_high is None else reward_high, layout.pair_shape)
+        given = {"cost_low": cost_low, "reward_high": reward_high, "known_rewards": known_rewards, "known_costs": known_costs}
+        self._add_known({name: value for name, value in given.items() if value is not None})
+        self.ties = None if tied_layers is None or tied_layers is False else Ties(layout, tied_layers, device)
         for name in settings:
             choice(f"an argument of {type(self).__name__}", name, tuple(self.__signature__.parameters))
         for name, default in self.hyperparameters.items():
@@ -132,6 +147,8 @@ class Learner(nn.Module, ABC):
             options: The other arguments of the learner, `delta` among them.
         """
         size, units = (env.cmdp.layout, env.cmdp.constraints, horizon), env.cmdp.units
+        if options.get("tied_layers") is True:
+            options["tied_layers"] = ties_of(env.cmdp)
         if units is not None:
             options = {"cost_low": units.cost_low, "reward_high": units.reward_high, **options}
         return cls(*size, runs=env.runs, dtype=env.dtype, device=env.device, **options)
@@ -164,8 +181,12 @@ class Learner(nn.Module, ABC):
     def count_visits(self, visited: Tensor, transitions: Tensor) -> None:
         """N, M and t with an episode counted."""
         self.episode = self.episode + 1
-        self.visits = self.visits + visited
-        self.transition_visits = self.transition_visits + transitions
+        self.visits = self.visits + self.pooled(visited)
+        self.transition_visits = self.transition_visits + (transitions if self.ties is None else self.ties.transitions(transitions))
+
+    def pooled(self, values: Tensor) -> Tensor:
+        """Sums over visits with those of tied layers added, `(... x L x S x A)`; as they are where no layers are tied."""
+        return values if self.ties is None else self.ties.pairs(values)
 
     @property
     def kernel_kind(self) -> str:
@@ -227,7 +248,8 @@ class Learner(nn.Module, ABC):
             "dtype": str(self.dtype).removeprefix("torch."),
             **{name: plain(getattr(self, name)) for name in self.hyperparameters},
             **{name: getattr(self, name) for name in self.choices},
-            **{name: fingerprint(getattr(self, name)) for name in self._known_ends},
+            **{name: fingerprint(getattr(self, name)) for name in self._known},
+            **({} if self.ties is None else {"tied_layers": fingerprint(self.ties.pair_groups)}),
         }
 
     def extra_repr(self) -> str:
@@ -239,14 +261,29 @@ class Learner(nn.Module, ABC):
         """Register a part of the state that begins at zero: `(runs x *shape)`."""
         self.register_buffer(name, torch.zeros(self.runs, *shape, dtype=self.dtype, device=self.device))
 
-    def _add_end(self, name: str, value: Tensor | float, shape: tuple[int, ...]) -> None:
-        """Register an end of a range, `(1 or runs x *shape)`, zero in the padding."""
+    def _add_known(self, given: dict[str, Tensor | float]) -> None:
+        """Register what is known of rewards and costs: their means, and the ends of their ranges, which means narrow to a point."""
+        for name in ("known_rewards", "known_costs"):
+            if name in given and name not in self.uses:
+                raise InvalidInput(f"{name} is given, for which {type(self).__name__} has no use; leave it out.")
+        self._known, pairs = tuple(given), self.layout.pair_shape
+        rewards, costs = given.get("known_rewards"), given.get("known_costs")
+        self._add_end("known_rewards", rewards, pairs, lowest=0.0)
+        self._add_end("known_costs", costs, (self.constraints, *pairs))
+        self._add_end("reward_high", given.get("reward_high", 1.0) if rewards is None else rewards, pairs)
+        self._add_end("cost_low", given.get("cost_low", -1.0) if costs is None else costs, (self.constraints, *pairs))
+
+    def _add_end(self, name: str, value: Tensor | float | None, shape: tuple[int, ...], lowest: float = -1.0) -> None:
+        """Register what is known of rewards or costs, `(1 or runs x *shape)`, zero in the padding; None for nothing."""
+        if value is None:
+            self.register_buffer(name, None)
+            return
         end = as_numbers(name, value, dtype=self.dtype, device=self.device).detach()
         if end.device.type == "meta" and self.device.type != "meta":
             raise InvalidInput(f"{name} is a tensor without values; it must have them, since the learner is on {self.device}.")
         end = end.to(self._unit)
-        if end.device.type != "meta" and not ((end >= -1) & (end <= 1)).all():
-            raise InvalidInput(f"{name} goes from {float(end.min()):g} to {float(end.max()):g}; it must lie in [-1, 1].")
+        if end.device.type != "meta" and not ((end >= lowest) & (end <= 1)).all():
+            raise InvalidInput(f"{name} goes from {float(end.min()):g} to {float(end.max()):g}; it must lie in [{lowest:g}, 1].")
         rows = self.runs if end.dim() > len(shape) and len(end) > 1 else 1
         try:
             whole = end.expand(rows, *shape) * self.layout.pair_mask(self.device)

@@ -81,6 +81,8 @@ def obstacle(learner: Learner) -> str:
         return f"{name} is on {learner.device}, and kernels compute on the CPU"
     if learner.dtype != torch.float64:
         return f"{name} is in {learner.dtype}, and kernels compute in torch.float64"
+    if learner.ties is not None or learner.known_rewards is not None or learner.known_costs is not None:
+        return f"{name} has tied layers, known rewards or known costs, of which kernels know nothing"
     if not _formulas_compiled(learner):
         return f"{name} has a model of costs or rewards that is not among the kernels"
     solver = getattr(learner, "solver", None)

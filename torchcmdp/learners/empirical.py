@@ -34,9 +34,9 @@ class EmpiricalLearner(Learner):
         """Add one episode to the counts and sums."""
         visited, transitions = self.visited(trajectory)
         self.count_visits(visited, transitions)
-        self.reward_sum = self.reward_sum + visited * trajectory.rewards.to(self.dtype)[..., None, None]
+        self.reward_sum = self.reward_sum + self.pooled(visited * trajectory.rewards.to(self.dtype)[..., None, None])
         costs = trajectory.costs.to(self.dtype).transpose(-1, -2)[..., None, None]
-        self.cost_sum = self.cost_sum + visited.unsqueeze(-4) * costs
+        self.cost_sum = self.cost_sum + self.pooled(visited.unsqueeze(-4) * costs)
 
     @property
     def kernel_kind(self) -> str:

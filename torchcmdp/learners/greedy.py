@@ -27,4 +27,5 @@ class Greedy(OptCMDP):
     def program(self) -> tuple[Tensor, SafeSet]:
         """The averages: rewards `(runs x L x S x A)`, and one kernel with costs."""
         costs = self.cost_mean if self.costs is None else self.costs.optimistic(self)
-        return self.reward_mean, SafeSet(self.layout, self.kernel, self.kernel, costs)
+        rewards = self.reward_mean if self.known_rewards is None else self.known_rewards.expand_as(self.visits)
+        return rewards, SafeSet(self.layout, self.kernel, self.kernel, costs)

@@ -10,11 +10,12 @@ from torch.nn.functional import pad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS
 from torchcmdp.costs import CostEvidence, CostModel, cost_model, path_costs
+from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import optimistic_cost, prior_cost
 from torchcmdp.identity import config_of
 from torchcmdp.learners import compiled
 from torchcmdp.learners.empirical import EmpiricalLearner
-from torchcmdp.learners.practical import practical_costs
+from torchcmdp.learners.practical import overridden, practical_costs
 from torchcmdp.learners.radii import RADIUS_MODES
 from torchcmdp.occupancy import policy_of, uniform_occupancy, uniform_policy
 from torchcmdp.optimistic import OptimisticOptimum, ProgramSolver, optimistic_optimum, program_solver
@@ -43,7 +44,8 @@ class OptCMDP(EmpiricalLearner):
     name = "OptCMDP"
     hyperparameters = {"bonus_scale": 1.0, "radius_scale": 1.0}
     choices = {"radii": RADIUS_MODES, "rewards": ("radius", "prior"), "confidence": CONFIDENCE_KINDS}
-    rewards: str
+    uses = ("known_rewards", "known_costs")
+    rewards: str = "radius"
     plan: Tensor
     planned: Tensor
 
@@ -58,7 +60,9 @@ class OptCMDP(EmpiricalLearner):
         self.solver = program_solver(solver)
         uniform = uniform_policy(self.layout, dtype=self.dtype, device=self.device)
         self.register_buffer("plan", uniform.expand(self.runs, -1, -1, -1).contiguous())
-        self.costs = None if costs is None else cost_model(self, costs, {})
+        self.costs = None if costs is None and self.known_costs is None else cost_model(self, costs, {})
+        if self.known_rewards is not None and self.rewards == "prior":
+            raise InvalidInput("rewards is 'prior', an estimate of what known_rewards says; leave one of them out.")
         if self.costs is not None:
             occupancy = uniform_occupancy(self.layout, dtype=self.dtype, device=self.device).sum(-1)
             self.register_buffer("planned", occupancy.expand_as(self.plan).contiguous())
@@ -77,7 +81,7 @@ class OptCMDP(EmpiricalLearner):
             overrides: Any of its options.
         """
         recipe: dict[str, Any] = {"radius_scale": 0.01, "rewards": "prior", "costs": practical_costs()}
-        return cls(*args, **{**recipe, **overrides})
+        return cls(*args, **overridden(recipe, overrides))
 
     @property
     def policy(self) -> Tensor:
@@ -107,7 +111,9 @@ class OptCMDP(EmpiricalLearner):
         else:
             costs = self.costs.optimistic(self)
         highest = self.reward_high
-        if self.rewards == "prior":
+        if self.known_rewards is not None:
+            rewards = self.known_rewards.expand_as(self.visits)
+        elif self.rewards == "prior":
             rewards = prior_cost(self.reward_mean.unsqueeze(-4), self.visits, highest).squeeze(-4)
         else:
             rewards = torch.where(self.visits > 0, torch.minimum(self.reward_mean + reward_radius, highest), highest)

@@ -77,6 +77,7 @@ class OptPrimalDual(EmpiricalLearner):
     }
     # an L1 ball has one radius for all successors, and the bonus needs one for each
     choices = {"radii": RADIUS_MODES, "confidence": tuple(kind for kind in CONFIDENCE_KINDS if kind != "l1")}
+    uses = ("known_rewards", "known_costs")
     multiplier_cap: Tensor | None
     logits: Tensor
     multipliers: Tensor
@@ -107,9 +108,9 @@ class OptPrimalDual(EmpiricalLearner):
         # a lone successor is certain, whatever the radius says
         uncertain = self.layout.next_widths(self.device) > 1
         model_bonus = self.layout.layers * radius.clamp_max(1).sum(-1) * uncertain
-        rewards = self.reward_mean + reward_radius + model_bonus
-        costs = self.cost_mean - (cost_radius + model_bonus).unsqueeze(-4)
-        return torch.cat([rewards.unsqueeze(-4), costs], dim=-4)
+        rewards = self.reward_mean + reward_radius if self.known_rewards is None else self.known_rewards
+        costs, off = (self.cost_mean, cost_radius + model_bonus) if self.known_costs is None else (self.known_costs, model_bonus)
+        return torch.cat([(rewards + model_bonus).unsqueeze(-4), costs - off.unsqueeze(-4)], dim=-4)
 
     def evaluate(self) -> tuple[Tensor, Tensor]:
         """The optimistic values of the policy: Q^r, Q^g_1 .. Q^g_m, and their V(x_0).

@@ -15,6 +15,13 @@ def practical_costs() -> CostModel:
     return PriorCosts(margin=1.0, drift=Drift())
 
 
+def overridden(recipe: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """The recipe with what somebody wants otherwise, and without estimates of what he knows."""
+    estimates = {"known_rewards": ("loss", "rewards"), "known_costs": ("costs",)}
+    needless = {name for known, names in estimates.items() if overrides.get(known) is not None for name in names}
+    return {**{name: value for name, value in recipe.items() if name not in needless}, **overrides}
+
+
 # The study by gradient, which anybody can repeat; it prints the scales and how they do on instances that it has not seen.
 STUDY_COMMAND = "python -m train tune"
 

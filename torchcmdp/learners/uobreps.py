@@ -25,6 +25,7 @@ class UOBREPS(WCOPS):
     """
 
     name = "UOB-REPS"
+    uses = ("known_rewards",)
     theorems = ("regret",)  # against the best policy, and so against the best safe one; of the costs it promises nothing
 
     def __init__(self, layout: Layout, constraints: int, *args: Any, **settings: Any) -> None:

@@ -19,7 +19,7 @@ from torchcmdp.layout import Layout
 from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.evidence import Evidence
-from torchcmdp.learners.practical import RECIPE, practical_costs
+from torchcmdp.learners.practical import RECIPE, overridden, practical_costs
 from torchcmdp.occupancy import uniform_occupancy, uniform_policy
 from torchcmdp.projection import LOG_FLOOR, ProjectionResult, ProjectionSolver, project, projection_solver
 from torchcmdp.safe_set import SafeSet
@@ -67,6 +67,7 @@ class WCOPS(Learner):
 
     name = "WC-OPS"
     theorems: ClassVar[Sequence[str]] = ("regret", "violation", "positive_violation")
+    uses = ("known_rewards", "known_costs")
     hyperparameters = {
         "eta": _paper_step,
         "gamma": _paper_step,
@@ -97,7 +98,10 @@ class WCOPS(Learner):
         self.costs = cost_model(self, costs, settings)
         if self.share is not None and self.share.device.type != "meta" and not (self.share <= 1).all():
             raise InvalidInput(f"share contains {float(self.share.max()):g}; a weight must not exceed one.")
-        if not (type(self.costs) is PaperCosts and self.costs.is_plain and self.loss == "paper" and self.share is None):
+        if self.known_rewards is not None and self.loss != "paper":
+            raise InvalidInput(f"loss is {self.loss!r}, an estimate of what known_rewards says; leave one of them out.")
+        estimated = self.ties is None and self.known_rewards is None
+        if not (type(self.costs) is PaperCosts and self.costs.is_plain and self.loss == "paper" and self.share is None and estimated):
             self.theorems = ()  # type: ignore[misc]  # the paper proves nothing of such a learner
         self._register_state()
 
@@ -122,7 +126,7 @@ class WCOPS(Learner):
             args: As in the constructor.
             overrides: Any of its options, or of `eta_scale` and `gamma_scale`.
         """
-        return cls.scaled(*args, **{**RECIPE, "costs": practical_costs(), **overrides})
+        return cls.scaled(*args, **overridden({**RECIPE, "costs": practical_costs()}, overrides))
 
     def _register_state(self) -> None:
         """The state before the first episode: the uniform occupancy, no visits, no costs seen."""
@@ -187,22 +191,28 @@ class WCOPS(Learner):
     def observe(self, trajectory: Trajectory) -> Evidence:
         """Lines 4 and 5, with the upper occupancy over P_{t-1}: it must not know episode t (D5)."""
         visited, transitions = self.visited(trajectory)
-        upper = upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
-        rewards, (paths, costs) = trajectory.rewards.to(self.dtype), path_costs(trajectory, self.dtype)
-        seen = (visited, rewards, upper, self.hyperparameter("gamma"))
-        if self.loss == "doubly-robust":
-            loss, losses = doubly_robust_loss(*seen, self.mean_loss, self.visits), visited * (1 - rewards)[..., None, None]
-        else:
-            loss, losses = loss_estimate(*seen), None
+        paths, costs = path_costs(trajectory, self.dtype)
+        loss, losses = self._losses(trajectory, visited)
         met: dict[str, Tensor] = {"visited": visited, "transitions": transitions, "path_costs": paths, "costs": costs}
         return Evidence(**met, loss=loss, losses=losses)
+
+    def _losses(self, trajectory: Trajectory, visited: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The loss estimate, or the loss itself where rewards are known, and for a doubly robust one the losses met."""
+        if self.known_rewards is not None:
+            return ((1 - self.known_rewards) * self.layout.pair_mask(self.device)).expand_as(visited), None
+        upper = upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
+        rewards = trajectory.rewards.to(self.dtype)
+        seen = (visited, rewards, upper, self.hyperparameter("gamma"))
+        if self.loss == "doubly-robust":
+            return doubly_robust_loss(*seen, self.mean_loss, self.visits), visited * (1 - rewards)[..., None, None]
+        return loss_estimate(*seen), None
 
     def learn(self, evidence: Evidence) -> None:
         """Lines 6 to 10: count, estimate the costs, rebuild the safe set, project."""
         self.costs.observe(evidence, self)
         if self.loss == "doubly-robust":
             assert evidence.losses is not None, "a doubly robust loss needs the losses that were met"
-            self.loss_sum = self.loss_sum + evidence.losses
+            self.loss_sum = self.loss_sum + self.pooled(evidence.losses)
         self.count_visits(evidence.visited, evidence.transitions)
         result = self._project(evidence.loss, self.safe_set())
         self.log_occupancy = torch.maximum(result.log_occupancy, self._floor)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from torchcmdp.confidence import upper_occupancy
 from torchcmdp.costs import path_costs
-from torchcmdp.estimation import expected_learning_rate, learning_rate
+from torchcmdp.costs.evidence import RepeatedEvidence
+from torchcmdp.errors import InvalidInput
+from torchcmdp.estimation import learning_rate
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.wcops import WCOPS
@@ -17,13 +19,8 @@ from torchcmdp.trajectory import Trajectory
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ExpectedEvidence(Evidence):
+class ExpectedEvidence(RepeatedEvidence, Evidence):
     """The expectation of an episode: every pair is visited as often as the policy leads one to expect, at its mean costs."""
-
-    def revise(self, estimate: Tensor, gamma_excess: Tensor, visits: Tensor) -> tuple[Tensor, Tensor]:
-        """As in `Evidence`, with every pair weighed in by the share of its visits that is new."""
-        rate = expected_learning_rate(gamma_excess, visits, self.visited)
-        return estimate + rate * (self.costs - estimate), rate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,6 +56,8 @@ def expected_evidence(
             episode adds to the learner's state are those of its expectation.
     """
     learner.layout.check_shape("occupancy", occupancy, kind="transition")
+    if learner.ties is not None or learner.known_rewards is not None:
+        raise InvalidInput("expected episodes know neither tied layers nor known rewards; make the learner without them.")
     visited = occupancy.sum(-1)
     upper = upper_occupancy(learner.kernels, learner.policy, learner.layout)
     weights = 1 / (upper + learner.hyperparameter("gamma")[:, None, None, None])
