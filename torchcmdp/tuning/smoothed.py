@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,9 +68,7 @@ class Smoothed(Estimator):
             return found
         return self._controlled(study, names, points, seed, found)
 
-    def differentiate(
-        self, study: Study, names: tuple[str, ...], points: Tensor, seed: int, tick: Tick | None = None
-    ) -> Samples:
+    def differentiate(self, study: Study, names: tuple[str, ...], points: Tensor, seed: int, tick: Tick | None = None) -> Samples:
         """One pair around each of the points, `(pairs x P)`; pair i plays instance i % instances."""
         pairs = Pairs(self, study, names, len(points), seed)
         # without new noise, and at a point that does not move, all windows can be played as one
@@ -152,8 +151,8 @@ class Pairs:
 
 def noise_of(seed: int, window: int, pairs: int, parameters: int) -> Tensor:
     """Standard normal noise of a window, `(pairs x P)`."""
-    generator = torch.Generator().manual_seed((window << 32) + seed)
-    return torch.randn(pairs, parameters, generator=generator, dtype=torch.float64)
+    # torch's generator on the CPU looks at 32 bits of its seed alone, which two numbers do not fit into
+    return torch.from_numpy(np.random.default_rng((seed, window)).standard_normal((pairs, parameters)))
 
 
 def without(samples: Tensor, control: Tensor) -> Tensor:

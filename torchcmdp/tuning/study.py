@@ -33,7 +33,7 @@ from torchcmdp.trajectory import Trajectory
 from torchcmdp.tuning.evidence import expected_evidence, fade
 from torchcmdp.tuning.unroll import Played, Unroll
 
-# What WC-OPS can be tuned in, each a positive multiple of the paper's constant, so that it means the same at another horizon or size.
+# What of WC-OPS can be tuned, each a multiple of the paper's constant, so that it means the same at another horizon or size.
 SCALES = ("eta_scale", "gamma_scale", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
 FEEDBACKS = ("sampled", "expected", "mixed")
 
@@ -90,7 +90,7 @@ class Study:
         return dict(scales)
 
     def make(self, env: Simulator, scales: Mapping[str, Tensor | float]) -> Learner:
-        """A fresh learner for an environment: some of `names`, floats or `(runs,)`; the rest are those of `options`, or defaults."""
+        """A fresh learner for an environment with some of `names`, floats or `(runs,)`; the rest are those of `options`, or defaults."""
         options = {**self.options, **self.check(scales)}
         if "margin" in options:
             costs: CostModel = options.get("costs") or PaperCosts()
@@ -166,7 +166,13 @@ class _Baseline:
 
 
 def _play(
-    learner: Learner, env: Simulator, horizon: int, feedback: str, memory: float, baseline: _Baseline, tick: Callable[[], Any] | None
+    learner: Learner,
+    env: Simulator,
+    horizon: int,
+    feedback: str,
+    memory: float,
+    baseline: _Baseline,
+    tick: Callable[[], Any] | None,
 ) -> Played:
     """All episodes. In forward mode nothing but the current state carries a tangent, so memory does not grow with the horizon."""
     m = env.cmdp.constraints

@@ -147,7 +147,7 @@ class Work:
         plotting.save(self.folder / "sensitivity.png", sensitivity_figure(sensitivity))
         plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
         command = "python -m train tune" + "".join(f" {part}" for part in self.changed())
-        study = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": {**vars(descent), "estimator": str(descent.estimator)}, **methods}
+        study = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": vars(descent), **methods}
         extra = {"history": found.history, "run_episodes": found.run_episodes, "held_out": judged, "front": front}
         (self.folder / "study.json").write_text(json.dumps({**study, **extra}, indent=2) + "\n")
         return self.report(command, methods, judged, found.run_episodes)
