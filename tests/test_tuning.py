@@ -16,6 +16,7 @@ from torchcmdp.tuning import (
     SCALES,
     Descent,
     Study,
+    Through,
     estimate_gradient,
     forward_derivative,
     optimise,
@@ -215,20 +216,20 @@ def test_the_baseline_is_the_mean_of_the_others_of_the_group() -> None:
 def test_estimate_gradient_takes_each_partial_derivative_from_its_own_runs() -> None:
     study = Study(environment, 2, 6, weight=2.0)
     start = {name: POINT[name] for name in ("eta_scale", "bonus_scale")}
-    found = estimate_gradient(study, start, repeats=3, seed=4, memory=1.0, run_clip=None)
+    found = estimate_gradient(study, start, estimator=Through(memory=1.0, run_clip=None), repeats=3, seed=4)
     log_scales = torch.tensor([3.0, 0.02], dtype=torch.float64).log().repeat(12, 1)
     whole = reverse_derivative(study, ("eta_scale", "bonus_scale"), log_scales, torch.arange(12) % 2, 4, feedback="mixed")
     per_run = study.objective(whole.pathwise.transpose(1, 2))
     assert torch.allclose(found.gradient, torch.stack([per_run[:6, 0].mean(), per_run[6:, 1].mean()]), atol=1e-10)
     assert found.objective == pytest.approx(float(study.objective(whole.played.parts).mean()))
-    clipped = estimate_gradient(study, start, repeats=3, seed=4, memory=1.0, run_clip=1e-3)
+    clipped = estimate_gradient(study, start, estimator=Through(memory=1.0, run_clip=1e-3), repeats=3, seed=4)
     assert (clipped.gradient.abs() <= 1e-3).all() and (found.gradient.abs() > 1e-3).any()
 
 
 def test_descent_improves_a_deterministic_study() -> None:
     study = Study(environment, 2, 15, weight=2.0)
     start = {"eta_scale": 0.1, "bonus_scale": 0.05}
-    descent = Descent(steps=8, learning_rate=0.5, feedback="expected", memory=1.0, run_clip=None)
+    descent = Descent(steps=8, learning_rate=0.5, estimator="expected", repeats=1)
     result = optimise(study, start, descent, box=BOX, progress=False)
     objectives = [row["Tuning/objective"] for row in result.history]
     assert objectives[-1] < 0.95 * objectives[0]
@@ -238,14 +239,14 @@ def test_descent_improves_a_deterministic_study() -> None:
 def test_descent_respects_its_box_and_its_patience() -> None:
     study = Study(environment, 2, 5)
     narrow = {"eta_scale": (0.9, 1.1)}
-    descent = Descent(steps=30, patience=2, feedback="expected")
+    descent = Descent(steps=30, patience=2, estimator="expected", repeats=1)
     result = optimise(study, {"eta_scale": 1.0}, descent, box=narrow, progress=False)
     assert all(0.9 - 1e-9 <= row["Scales/eta_scale"] <= 1.1 + 1e-9 for row in result.history)
     assert 4 <= len(result.history) < 30, "at the edge of the box nothing improves any more"
 
 
 def test_an_interrupted_descent_continues_where_it_was(tmp_path: Path) -> None:
-    descent, start = Descent(steps=5, seed=2), {"eta_scale": 1.0, "bonus_scale": 0.1}
+    descent, start = Descent(steps=5, seed=2, estimator="mixed", repeats=1), {"eta_scale": 1.0, "bonus_scale": 0.1}
     options: dict[str, Any] = {"box": BOX, "progress": False}
     whole = optimise(Study(environment, 2, 8), start, descent, folder=tmp_path / "whole", **options)
     calls = 0

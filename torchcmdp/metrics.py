@@ -165,6 +165,10 @@ class Curves:
         self._counts.append(self.updates)
         self._comparators.record(self.updates)
 
+    def total(self, name: str) -> Tensor:
+        """One of the sums up to now, by the name of its curve: `(runs,)`, or `(runs x m)` for a sum by constraint."""
+        return self._sums[:, self._columns[name.removesuffix("_by_constraint")]].clone()
+
     def curves(self) -> dict[str, Tensor]:
         """All that `run` keeps, by the names below: rho and alpha, `(runs,)`, and the curves, in the user's units.
 

@@ -143,6 +143,11 @@ class Simulator:
         self.episode += 1
         return Trajectory(states, actions, next_states, rewards, costs)
 
+    def share_streams(self, distinct_runs: int) -> None:
+        """From the next episode on give run i the random numbers of run i % distinct_runs, as the argument of that name does."""
+        self.streams = RunStreams(self.seed, self.runs, self.first_run, self.device, distinct_runs)
+        self.distinct_runs = self.streams.distinct
+
     def watch(self, policy: Tensor) -> None:
         """Called with the policy before every episode, and before a block of them: for a subclass that keeps something.
 

@@ -144,14 +144,42 @@ class Learner(nn.Module, ABC):
         Args:
             env: What the learner will play in, such as a `Simulator`.
             horizon: T, the number of episodes the confidence terms are made for.
-            options: The other arguments of the learner, `delta` among them.
+            options: The other arguments of the learner, `delta` among them, or the multiples of `scaled`.
         """
         size, units = (env.cmdp.layout, env.cmdp.constraints, horizon), env.cmdp.units
         if options.get("tied_layers") is True:
             options["tied_layers"] = ties_of(env.cmdp)
         if units is not None:
             options = {"cost_low": units.cost_low, "reward_high": units.reward_high, **options}
-        return cls(*size, runs=env.runs, dtype=env.dtype, device=env.device, **options)
+        return cls.scaled(*size, runs=env.runs, dtype=env.dtype, device=env.device, **options)
+
+    @classmethod
+    def scaled(cls, *args: Any, **options: Any) -> Self:
+        """The learner with hyperparameters as multiples of their defaults, such as `eta_scale=2.0` for twice the usual `eta`.
+
+        Args:
+            args: As in the constructor.
+            options: Multiples by the names of `multiples`, floats or tensors with one value a run, and options of the constructor.
+        """
+        given = {name: options.pop(name) for name in cls.multiples() if name in options}
+        multiplied = {name.removesuffix("_scale"): _multiple(cls, name, value) for name, value in given.items()}
+        return cls(*args, **{**multiplied, **options})
+
+    @classmethod
+    def multiples(cls) -> tuple[str, ...]:
+        """The names under which `scaled` takes multiples: of every hyperparameter with a default other than zero, but for scales."""
+        known = cls.__signature__.parameters
+        names = (name for name, default in cls.hyperparameters.items() if default not in (None, 0) and not name.endswith("_scale"))
+        return tuple(f"{name}_scale" for name in names if f"{name}_scale" not in known)
+
+    def retune(self, other: Self) -> None:
+        """Go on with the hyperparameters of another learner of the same kind, and with this one's state."""
+        own, theirs = self.modules(), other.modules()
+        for part, model in zip(own, theirs, strict=True):
+            for name in (*self.hyperparameters, "margin"):
+                if name in part._buffers or name in part._parameters:
+                    setattr(part, name, getattr(model, name))
+        self._forget()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -340,6 +368,12 @@ class Learner(nn.Module, ABC):
             if found != shape:
                 axes = "runs x L x m" if name == "costs" else "runs x L"
                 raise InvalidInput(f"trajectory.{name} has shape {found}; this learner expects ({axes}) = {shape}.")
+
+
+def _multiple(cls: type[Learner], name: str, value: PerRun) -> Callable[[Any], PerRun]:
+    """So many times the default of the hyperparameter that the name of a multiple speaks of."""
+    default: Any = cls.hyperparameters[name.removesuffix("_scale")]
+    return lambda made: value * (default(made) if callable(default) else default)
 
 
 def _signature(cls: type[Learner]) -> inspect.Signature:

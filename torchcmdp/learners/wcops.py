@@ -13,7 +13,6 @@ from torchcmdp.confidence import CONFIDENCE_KINDS, upper_occupancy_visited
 from torchcmdp.costs import CostModel, PaperCosts, cost_model, path_costs
 from torchcmdp.errors import InvalidInput, check_delta, whole_number
 from torchcmdp.estimation import doubly_robust_loss, loss_estimate
-from torchcmdp.hyperparameters import PerRun
 from torchcmdp.identity import config_of
 from torchcmdp.layout import Layout
 from torchcmdp.learners import compiled
@@ -104,12 +103,6 @@ class WCOPS(Learner):
         if not (type(self.costs) is PaperCosts and self.costs.is_plain and self.loss == "paper" and self.share is None and estimated):
             self.theorems = ()  # type: ignore[misc]  # the paper proves nothing of such a learner
         self._register_state()
-
-    @classmethod
-    def scaled(cls, *args: Any, eta_scale: PerRun = 1.0, gamma_scale: PerRun = 1.0, **options: Any) -> Self:
-        """WC-OPS with all its constants as multiples of the paper's: `eta_scale`, `gamma_scale` and the scales it has anyway."""
-        steps = {"eta": lambda made: eta_scale * _paper_step(made), "gamma": lambda made: gamma_scale * _paper_step(made)}
-        return cls(*args, **{**steps, **options})
 
     @classmethod
     def practical(cls, *args: Any, **overrides: Any) -> Self:

@@ -1,11 +1,11 @@
-"""Where to move the hyperparameters: gradient estimates, descent with checkpoints, and random search to compare with."""
+"""Where to move the hyperparameters: descent with checkpoints, and random search to compare with."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,94 +14,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, not_negative, positive, switch, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, positive, switch, whole_number
 from torchcmdp.folder import RunFolder
-from torchcmdp.metrics import mean_and_interval
-from torchcmdp.tuning.study import Derivative, Study, check_scales, check_study, forward_derivative
+from torchcmdp.tuning.estimators import Estimator
+from torchcmdp.tuning.gradient import Estimate, estimator_of, log_point
+from torchcmdp.tuning.online import Fresh, source_of
+from torchcmdp.tuning.study import Study, check_study
 
 Box = Mapping[str, tuple[float, float]]
-
-
-@dataclass(frozen=True, eq=False)
-class Estimate:
-    """A point of a study, over all instances and repeats.
-
-    Attributes:
-        objective, regret, violation, positive_violation: Means over the runs; the violations are those of the worst constraint.
-        gradient: Of the objective in the logarithms of the scales, `(P,)`.
-        half_width: Of its 95% interval, `(P,)`.
-    """
-
-    objective: float
-    regret: float
-    violation: float
-    positive_violation: float
-    gradient: Tensor
-    half_width: Tensor
-
-
-def estimate_gradient(
-    study: Study,
-    scales: Mapping[str, float],
-    *,
-    repeats: int = 1,
-    seed: int = 0,
-    feedback: str = "mixed",
-    memory: float = 0.98,
-    run_clip: float | None = 1.0,
-    tick: Callable[[], Any] | None = None,
-) -> Estimate:
-    """The objective and its gradient in forward mode, each partial derivative from runs of its own.
-
-    Plays P * instances * repeats runs as one batch. `feedback="sampled"` with `memory=1` and no `run_clip` is unbiased, and of use
-    for short horizons only; the defaults trade a bias for a variance that does not grow with the horizon.
-
-    Args:
-        study: What to tune, on what.
-        scales: Where, P of `SCALES`; those left out are fixed.
-        repeats: Runs of each instance for each partial derivative.
-        seed: Of the trajectories.
-        feedback, memory: As in `Study.play`.
-        run_clip: The largest derivative of the objective that one run may report.
-        tick: Called after every episode.
-    """
-    check_study(study)
-    names, count = tuple(check_scales(scales)), len(scales)
-    block = study.instances * whole_number("repeats", repeats, least=1)
-    check_memory(f"{brief(repeats)} repeats", count * block * count * 4)
-    seed = whole_number("seed", seed, least=0)
-    for name in names:
-        positive(name, scales[name])
-    _check_clip(run_clip)
-    instances = torch.arange(count * block) % study.instances
-    point = torch.tensor([scales[name] for name in names], dtype=torch.float64).log()
-    directions = torch.eye(count, dtype=torch.float64).repeat_interleave(block, dim=0)
-    options: dict[str, Any] = {"feedback": feedback, "memory": memory, "tick": tick}
-    found = forward_derivative(study, names, point.repeat(count * block, 1), directions, instances, seed, **options)
-    gradient, half = mean_and_interval(run_derivatives(study, found, run_clip).view(count, block).T)
-    played = found.played
-    return Estimate(
-        objective=float(study.objective(played.parts).mean()),
-        regret=float(played.regret.mean()),
-        violation=float(played.worst_violation.mean()),
-        positive_violation=float(played.worst_positive_violation.mean()),
-        gradient=gradient,
-        half_width=half,
-    )
-
-
-def run_derivatives(study: Study, found: Derivative, run_clip: float | None = None) -> Tensor:
-    """The objective's derivative in every run, `(runs,)`, clipped if asked."""
-    check_study(study)
-    check_kind("found", found, Derivative, "a Derivative, such as forward_derivative gives")
-    _check_clip(run_clip)
-    derivatives = study.objective(found.pathwise + found.score)
-    return derivatives if run_clip is None else derivatives.clamp(-run_clip, run_clip)
-
-
-def _check_clip(run_clip: float | None) -> None:
-    if run_clip is not None:
-        not_negative("run_clip", run_clip)
 
 
 @dataclass(frozen=True)
@@ -113,7 +33,7 @@ class Descent:
         learning_rate: Of Adam; about the largest move of a logarithm in one step.
         max_norm: Gradients longer than this are shortened to it.
         patience: Stop when the mean objective of this many steps is no better than that of as many steps before; 0 never stops.
-        repeats, feedback, memory, run_clip: As in `estimate_gradient`.
+        repeats, estimator: As in `estimate_gradient`. A `Smoothed` with a window is used online: a step plays one window.
         seed: Step j uses the trajectories of seed + j.
     """
 
@@ -121,10 +41,8 @@ class Descent:
     learning_rate: float = 0.3
     max_norm: float = 1.0
     patience: int = 6
-    repeats: int = 1
-    feedback: str = "mixed"
-    memory: float = 0.98
-    run_clip: float | None = 1.0
+    repeats: int = 4
+    estimator: str | Estimator = "smoothed"
     seed: int = 0
 
 
@@ -150,18 +68,21 @@ class _Session:
     names: tuple[str, ...]
     log_scales: Tensor
     optimiser: torch.optim.Adam
+    source: Fresh
     points: list[list[float]] = field(default_factory=list)
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def state(self) -> dict[str, Any]:
         log_scales, optimiser = self.log_scales.detach().clone(), self.optimiser.state_dict()
-        return {"log_scales": log_scales, "optimiser": optimiser, "points": self.points, "rows": self.rows}
+        kept = {"points": self.points, "rows": self.rows, "source": self.source.state()}
+        return {"log_scales": log_scales, "optimiser": optimiser, **kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         with torch.no_grad():
             self.log_scales.copy_(state["log_scales"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.points, self.rows = list(state["points"]), list(state["rows"])
+        self.source.restore(state["source"])
 
     def done(self, descent: Descent) -> bool:
         n, found = descent.patience, [row["Tuning/objective"] for row in self.rows]
@@ -203,16 +124,16 @@ def optimise(
         progress: Show a progress bar.
     """
     check_study(study)
-    descent, names = Descent() if descent is None else descent, tuple(check_scales(start))
+    descent, names = Descent() if descent is None else descent, tuple(study.check(start))
     check_kind("descent", descent, Descent, "a Descent")
     check_kind("config", config, Mapping | None, "settings by name, or None")
     switch("fresh", fresh)
     switch("progress", progress)
-    for name in names:
-        positive(name, start[name])
-    low, high = _log_box(box, names)
-    log_scales = torch.nn.Parameter(torch.tensor([start[name] for name in names], dtype=torch.float64).log().clamp(low, high))
-    session = _Session(names, log_scales, torch.optim.Adam([log_scales], lr=descent.learning_rate))
+    point = log_point(start)
+    low, high = log_box(box, names)
+    log_scales = torch.nn.Parameter(point.clamp(low, high))
+    source = source_of(study, names, estimator_of(descent.estimator), descent.repeats, descent.seed)
+    session = _Session(names, log_scales, torch.optim.Adam([log_scales], lr=descent.learning_rate), source)
     place = None if folder is None else RunFolder(Path(folder), fresh)
     settings = _settings(study, start, descent, box, config)
     try:
@@ -228,8 +149,7 @@ def optimise(
         if place is not None:
             place.close()
     tail = torch.tensor(session.points[-math.ceil(len(session.points) / 3) :], dtype=torch.float64).mean(0).exp()
-    runs = len(names) * study.instances * descent.repeats
-    return TuningResult(dict(zip(names, tail.tolist(), strict=True)), session.rows, len(session.rows) * runs * study.horizon)
+    return TuningResult(dict(zip(names, tail.tolist(), strict=True)), session.rows, source.run_episodes)
 
 
 def _descend(
@@ -242,12 +162,9 @@ def _descend(
     progress: bool,
 ) -> None:
     done, total = len(session.rows), descent.steps * study.horizon
-    how: dict[str, Any] = {name: getattr(descent, name) for name in ("repeats", "feedback", "memory", "run_clip")}
     with tqdm(total=total, initial=done * study.horizon, unit="ep", disable=not progress, dynamic_ncols=True, desc="tuning") as bar:
         while not session.done(descent):
-            point = dict(zip(session.names, session.log_scales.detach().exp().tolist(), strict=True))
-            seed = descent.seed + len(session.rows)
-            found = estimate_gradient(study, point, seed=seed, tick=bar.update, **how)
+            found = session.source.step(len(session.rows), session.log_scales.detach().clone(), bar.update)
             session.step(found, descent, *box)
             bar.set_postfix_str(f"step {len(session.rows)}, objective {found.objective:.4f}", refresh=False)
             if place is not None:
@@ -264,8 +181,8 @@ def random_search(
         The best point, and all points with their objectives.
     """
     check_study(study)
-    names = tuple(check_scales(box))
-    low, high = _log_box(box, names)
+    names = tuple(study.check(box))
+    low, high = log_box(box, names)
     candidates, runs = whole_number("candidates", candidates, least=1), whole_number("runs", runs, least=1)
     check_memory(f"{brief(runs)} runs and {brief(candidates)} candidates", 4 * runs + 4 * candidates)
     seed = whole_number("seed", seed, least=0)
@@ -281,7 +198,8 @@ def random_search(
     return min(found, key=lambda pair: pair[1])[0], found
 
 
-def _log_box(box: Box, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+def log_box(box: Box, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The logarithms of the smallest and of the largest values, `(P,)` each."""
     check_kind("box", box, Mapping, "the smallest and the largest value of each scale, by name")
     for name in names:
         ends = box.get(name)
@@ -312,11 +230,11 @@ def _settings(
     own = {"instances": study.instances, "horizon": study.horizon, "weight": study.weight, "delta": study.delta}
     fixed = {name: value if isinstance(value, int | float | str) else str(value) for name, value in study.options.items()}
     settings = {
-        "learner": {"name": "WC-OPS, tuned", **fixed},
+        "learner": {"name": f"{study.learner.name}, tuned", **fixed},
         "study": own,
         "start": dict(start),
         "box": {name: list(ends) for name, ends in box.items()},
-        "descent": asdict(descent),
+        "descent": {**vars(descent), "estimator": str(estimator_of(descent.estimator))},
         "config": dict(config or {}),
     }
     return dict(json.loads(json.dumps(settings)))

@@ -1,4 +1,4 @@
-"""Regret and violation of WC-OPS as functions of its hyperparameters, with unbiased derivatives in forward and reverse mode."""
+"""Regret and violation of a learner as functions of its hyperparameters, with unbiased derivatives in forward and reverse mode."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from torchcmdp.costs import CostModel, PaperCosts
 from torchcmdp.errors import (
     InvalidInput,
     brief,
@@ -21,67 +22,38 @@ from torchcmdp.errors import (
     number,
     whole_number,
 )
+from torchcmdp.hyperparameters import connected
+from torchcmdp.learners.base import Learner
 from torchcmdp.learners.wcops import WCOPS
-from torchcmdp.metrics import episode_regret, worst_constraint
+from torchcmdp.metrics import episode_regret
 from torchcmdp.occupancy import expected_value, occupancy_of
 from torchcmdp.planning import safe_optimum
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
 from torchcmdp.tuning.evidence import expected_evidence, fade
+from torchcmdp.tuning.unroll import Played, Unroll
 
-# What can be tuned, each a positive multiple of the paper's constant, so that it means the same at another horizon or size.
+# What of WC-OPS can be tuned, each a multiple of the paper's constant, so that it means the same at another horizon or size.
 SCALES = ("eta_scale", "gamma_scale", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
 FEEDBACKS = ("sampled", "expected", "mixed")
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
-    """What whole runs came to, differentiable in the hyperparameters.
-
-    Attributes:
-        regret: Final regret against the best policy that is safe for the CMDP's costs, `(runs,)`.
-        positive_violation: Sum over the episodes of [<g_i, q>]^+, `(runs x m)`.
-        violation: Sum over the episodes of <g_i, q>, `(runs x m)`.
-        score: `(runs x 2)`; meaningless in itself, but its derivative is what the two parts of the objective, the regret and the
-            positive violation summed over the constraints, owe to the way the hyperparameters change which trajectories are
-            likely. Zero but with sampled feedback.
-    """
-
-    regret: Tensor
-    positive_violation: Tensor
-    violation: Tensor
-    score: Tensor
-
-    @property
-    def parts(self) -> Tensor:
-        """Regret, and positive violation summed over the constraints: `(runs x 2)`."""
-        return torch.stack([self.regret, self.positive_violation.sum(-1)], dim=-1)
-
-    @property
-    def worst_violation(self) -> Tensor:
-        """The violation of the worst constraint, `(runs,)`."""
-        return worst_constraint(self.violation)
-
-    @property
-    def worst_positive_violation(self) -> Tensor:
-        """The positive violation of the worst constraint, `(runs,)`."""
-        return worst_constraint(self.positive_violation)
-
-
-@dataclass(frozen=True, eq=False)
 class Study:
-    """WC-OPS on a distribution of instances, judged by (regret + weight * positive violation) / horizon.
+    """A learner on a distribution of instances, judged by (regret + weight * positive violation) / horizon.
 
-    The positive violation is summed over the constraints, so that the objective is a sum over episodes.
+    The positive violation is summed over the constraints, so that the objective is a sum over episodes. The regret is against the
+    best policy that is safe for the CMDP's costs; where processes change, the CMDP has their means over the horizon.
 
     Attributes:
         environment: Makes a fresh simulator: called with the instance of each run, `(runs,)` int64, and a seed. Its processes may
-            change over time, but must not look at the policy, since no derivative goes through them.
+            change over time; no derivative goes through processes that look at the policy, but the smoothed one does.
         instances: How many instances there are.
         horizon: Episodes of a run.
         weight: Of the positive violation in the objective.
         delta: Failure probability.
-        options: Further arguments of `WCOPS`, and the scales that are not tuned.
+        options: Further arguments of the learner, such as its cost model, and the scales that are not tuned.
+        learner: The class of the learner; WC-OPS by default.
     """
 
     environment: Callable[[Tensor, int], Simulator]
@@ -90,6 +62,7 @@ class Study:
     weight: float = 1.0
     delta: float = 0.01
     options: Mapping[str, Any] = field(default_factory=dict)
+    learner: type[Learner] = WCOPS
 
     def __post_init__(self) -> None:
         check_callable("environment", self.environment, "a function of the instance of each run and a seed")
@@ -97,7 +70,32 @@ class Study:
         whole_number("horizon", self.horizon, least=1)
         not_negative("weight", self.weight)
         check_delta(self.delta)
-        check_kind("options", self.options, Mapping, "further arguments of WCOPS by name")
+        check_kind("options", self.options, Mapping, "further arguments of the learner by name")
+        if not (isinstance(self.learner, type) and issubclass(self.learner, Learner)):
+            raise InvalidInput(f"learner is {brief(self.learner)}; it must be a class of learners, such as WCOPS.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What can be tuned: the learner's hyperparameters, multiples of their defaults, and the margin of its cost model."""
+        margin = ("margin",) if "costs" in self.learner.__signature__.parameters else ()
+        return (*self.learner.multiples(), *self.learner.hyperparameters, *margin)
+
+    def check(self, scales: Mapping[str, Any]) -> dict[str, Any]:
+        """The scales, if there are some and all of them can be tuned."""
+        check_kind("the scales", scales, Mapping, "numbers by the name of their scale")
+        if not scales:
+            raise InvalidInput("there are no scales; name at least one.")
+        for name in scales:
+            choice("a scale", name, self.names)
+        return dict(scales)
+
+    def make(self, env: Simulator, scales: Mapping[str, Tensor | float]) -> Learner:
+        """A fresh learner for an environment with some of `names`, floats or `(runs,)`; the rest are those of `options`, or defaults."""
+        options = {**self.options, **self.check(scales)}
+        if "margin" in options:
+            costs: CostModel = options.get("costs") or PaperCosts()
+            options["costs"] = type(costs)(**{**costs.settings(), "margin": options.pop("margin")})
+        return self.learner.for_env(env, horizon=self.horizon, delta=self.delta, **options)
 
     def objective(self, parts: Tensor) -> Tensor:
         """(regret + weight * positive violation) / horizon of `(... x 2)`: `(...)`."""
@@ -112,12 +110,13 @@ class Study:
         feedback: str = "sampled",
         memory: float = 1.0,
         groups: Tensor | None = None,
+        distinct_runs: int | None = None,
         tick: Callable[[], Any] | None = None,
     ) -> Played:
-        """Play whole runs; derivatives flow to `scales` in either mode.
+        """Play whole runs; derivatives flow to `scales` in either mode. Where they carry none, blocks are played in compiled code.
 
         Args:
-            scales: Some of `SCALES`, floats or `(runs,)`; the rest are those of `options`, or one.
+            scales: Some of `names`, floats or `(runs,)`; the rest are those of `options`, or defaults.
             instances: The instance of each run, `(runs,)` int64.
             seed: Of the trajectories.
             feedback: "sampled": values and derivatives of sampled trajectories. "expected": the expectation of an episode in place
@@ -127,6 +126,7 @@ class Study:
             memory: The share of the state's derivatives that survives an episode; less than one is biased, and stable.
             groups: Which runs have the same expectation and so may be each other's baseline, `(runs,)` int64; by default those of
                 the same instance, which is right where all have the same scales.
+            distinct_runs: If given, run i has the random numbers of run i % distinct_runs.
             tick: Called after every episode.
         """
         choice("feedback", feedback, FEEDBACKS)
@@ -137,9 +137,15 @@ class Study:
         if tick is not None:
             check_callable("tick", tick, "a function without arguments, or None")
         env = self.environment(instances, seed)
-        size: dict[str, Any] = {"runs": env.runs, "dtype": env.dtype, "device": env.device}
-        options = {**size, **self.options, **check_scales(scales)}
-        learner = WCOPS.scaled(env.cmdp.layout, env.cmdp.constraints, self.horizon, self.delta, **options)
+        if distinct_runs is not None:
+            env.share_streams(distinct_runs)
+        learner = self.make(env, scales)
+        if feedback == "sampled" and not any(isinstance(x, Tensor) and connected(x) for x in scales.values()):
+            whole = Unroll(learner, env, self.horizon)
+            whole.advance(self.horizon, tick)
+            return whole.played()
+        if not isinstance(learner, WCOPS) and feedback != "sampled":
+            raise InvalidInput(f'feedback is {feedback!r}, which only WCOPS has; of {type(learner).__name__} take "sampled".')
         groups = instances if groups is None else groups
         return _play(learner, env, self.horizon, feedback, memory, _Baseline(groups.to(env.device)), tick)
 
@@ -160,7 +166,13 @@ class _Baseline:
 
 
 def _play(
-    learner: WCOPS, env: Simulator, horizon: int, feedback: str, memory: float, baseline: _Baseline, tick: Callable[[], Any] | None
+    learner: Learner,
+    env: Simulator,
+    horizon: int,
+    feedback: str,
+    memory: float,
+    baseline: _Baseline,
+    tick: Callable[[], Any] | None,
 ) -> Played:
     """All episodes. In forward mode nothing but the current state carries a tangent, so memory does not grow with the horizon."""
     m = env.cmdp.constraints
@@ -184,6 +196,7 @@ def _play(
             log_likelihood = memory * log_likelihood + _log_likelihood(policy, trajectory)
             learner.update(trajectory)
         else:
+            assert isinstance(learner, WCOPS)
             sample = trajectory if feedback == "mixed" else None
             learner.learn(expected_evidence(learner, occupancy, env.reward_values, env.cost_values, sample))
         if memory < 1:
@@ -220,7 +233,7 @@ def forward_derivative(
     """The derivative of every run along a direction of its own, in forward mode: memory does not depend on the horizon.
 
     Args:
-        names: Some of `SCALES`, P of them.
+        names: Some of `study.names`, P of them.
         log_scales: Their logarithms, `(runs x P)`.
         directions: `(runs x P)`.
         instances, seed, options: As in `Study.play`.
@@ -234,7 +247,7 @@ def forward_derivative(
         raise InvalidInput(f"directions is {brief(directions)}; it must have the shape of log_scales, {tuple(log_scales.shape)}.")
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(log_scales.detach().clone(), directions.clone())
-        played = study.play(_named(names, dual), instances, seed, **options)
+        played = study.play(named(names, dual), instances, seed, **options)
         parts, pathwise = forward_ad.unpack_dual(played.parts)
         tangent = forward_ad.unpack_dual(played.score).tangent
         plain = _without_derivatives(played)
@@ -251,7 +264,7 @@ def reverse_derivative(
     """
     _check_point(study, names, log_scales)
     leaf = log_scales.detach().clone().requires_grad_()
-    played = study.play(_named(names, leaf), instances, seed, **options)
+    played = study.play(named(names, leaf), instances, seed, **options)
 
     def gradient(tensor: Tensor) -> Tensor:
         if not tensor.requires_grad:
@@ -288,17 +301,8 @@ def _check_whole(name: str, values: object, below: int, length: int | None = Non
         raise InvalidInput(f"{name} is {brief(values)}; it must be a tensor (runs,) of int64 from 0 to {below - 1}.")
 
 
-def check_scales(scales: Mapping[str, Any]) -> dict[str, Any]:
-    """The scales, if there are some and all of them exist."""
-    check_kind("the scales", scales, Mapping, "numbers by the name of their scale")
-    if not scales:
-        raise InvalidInput("there are no scales; name at least one.")
-    for name in scales:
-        choice("a scale", name, SCALES)
-    return dict(scales)
-
-
-def _named(names: tuple[str, ...], log_scales: Tensor) -> dict[str, Tensor]:
+def named(names: tuple[str, ...], log_scales: Tensor) -> dict[str, Tensor]:
+    """By name the scales of every run, of their logarithms `(runs x P)`."""
     return {name: log_scales[:, j].exp() for j, name in enumerate(names)}
 
 

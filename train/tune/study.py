@@ -135,7 +135,7 @@ class Work:
     def run(self) -> str:
         """All stages in turn; returns the report."""
         o = self.options
-        descent = Descent(steps=o.steps, repeats=o.repeats, seed=o.seed)
+        descent = Descent(steps=o.steps, repeats=o.repeats, seed=o.seed, estimator="mixed")
         found = optimise(self.study, START, descent, folder=self.folder / "descent", **self.place)
         runs = len(START) * self.study.instances * o.repeats
         searched = self.stage("random_search", {"candidates": len(found.history)}, lambda: self.search(len(found.history), runs))
@@ -147,7 +147,7 @@ class Work:
         plotting.save(self.folder / "sensitivity.png", sensitivity_figure(sensitivity))
         plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
         command = "python -m train tune" + "".join(f" {part}" for part in self.changed())
-        study = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": asdict(descent), **methods}
+        study = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": vars(descent), **methods}
         extra = {"history": found.history, "run_episodes": found.run_episodes, "held_out": judged, "front": front}
         (self.folder / "study.json").write_text(json.dumps({**study, **extra}, indent=2) + "\n")
         return self.report(command, methods, judged, found.run_episodes)
@@ -185,7 +185,7 @@ class Work:
         points = point + directions * torch.tensor([move for _, move in moves], dtype=torch.float64).unsqueeze(-1)
         spread = [x.repeat_interleave(n, dim=0) for x in (points, directions)]
         which = torch.arange(n).repeat(len(moves)) % self.study.instances
-        options: dict[str, Any] = {"feedback": "mixed", "memory": Descent().memory}
+        options: dict[str, Any] = {"feedback": "mixed", "memory": 0.98}
         found = forward_derivative(self.study, names, *spread, which, self.options.seed, **options)
         values = (found.played.parts / self.study.horizon).view(len(moves), n, 2).mean(1)
         slopes = (found.pathwise / self.study.horizon).clamp(-1, 1).view(len(moves), n, 2).mean(1)
