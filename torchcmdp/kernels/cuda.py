@@ -1,0 +1,165 @@
+"""The kernels on a GPU: compiled by numba-cuda from the very functions that `cpu` compiles, and launched one thread an instance.
+
+A CPU kernel takes a range of instances, and room for one. Here every thread calls it with a range of one, and with its own slice of
+rooms whose last axis is over instances, so that the threads of a warp read neighbouring numbers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import types
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba.core import config
+from numba.core.dispatcher import Dispatcher
+from torch import Tensor
+
+from torchcmdp.kernels.projection import project_one
+from torchcmdp.kernels.solver import project_at
+from torchcmdp.kernels.work import carve
+
+# One warp a block: batches are small, and blocks are what spreads them over the processors.
+THREADS = 32
+
+
+@lru_cache(maxsize=1)
+def usable() -> bool:
+    """Whether numba-cuda is installed and finds a GPU; numba's simulator passes for one."""
+    if not config.ENABLE_CUDASIM and importlib.util.find_spec("numba_cuda") is None:
+        return False
+    from numba import cuda
+
+    return bool(cuda.is_available())
+
+
+class Own(NamedTuple):
+    """An argument of which every thread takes its own part: a record of arrays whose last axis is over instances."""
+
+    record: Any
+
+
+def _room_at_hand(geometry, m, reals, codes):
+    """In place of `carve`: `reals` are the records already."""
+    return reals
+
+
+def _project_directly(
+    address, geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers
+):  # fmt: skip
+    """In place of `project_at`: there are no addresses of the CPU's code."""
+    return project_one(geometry, target, lower, upper, costs, limits, work, occupancy, log_occupancy, potentials, multipliers)
+
+
+# What means nothing on a GPU, and what stands for it there.
+SUBSTITUTES = {carve: _room_at_hand, project_at: _project_directly}
+
+
+def _translated(value: Any, names: tuple[str, ...]) -> Any:
+    """What a kernel's global name means on a GPU; `names` are all that the kernel mentions."""
+    if isinstance(value, Dispatcher) or value is project_at:
+        return on_device(SUBSTITUTES.get(value) or value.py_func)
+    if isinstance(value, types.ModuleType) and value.__name__.startswith(__package__):
+        module = types.ModuleType(value.__name__)
+        vars(module).update({name: _translated(found, names) for name, found in vars(value).items() if name in names})
+        return module
+    return value
+
+
+@lru_cache(maxsize=None)
+def on_device(function: types.FunctionType) -> Any:
+    """A device function with this function's code, in which kernels mean their device functions."""
+    from numba import cuda
+
+    names = function.__code__.co_names
+    known = {name: _translated(value, names) for name, value in function.__globals__.items() if name in names}
+    return cuda.jit(device=True)(types.FunctionType(function.__code__, known, function.__name__))
+
+
+def _classes(value: Any) -> dict[str, type]:
+    """The named tuples in an argument, by their names."""
+    found = {type(value).__name__: type(value)} if hasattr(value, "_fields") else {}
+    for part in value if isinstance(value, tuple) else ():
+        found |= _classes(part)
+    return found
+
+
+def _part(value: Any, name: str) -> str:
+    """The expression for thread b's part of a record of arrays called `name`."""
+    if not isinstance(value, tuple):
+        return f"{name}[{':, ' * (len(value.shape) - 1)}b]" if hasattr(value, "shape") else name
+    if hasattr(value, "_fields"):
+        return f"{type(value).__name__}({', '.join(_part(part, f'{name}.{field}') for field, part in zip(value._fields, value, strict=True))})"
+    return f"({''.join(_part(part, f'{name}[{j}]') + ', ' for j, part in enumerate(value))})"
+
+
+@lru_cache(maxsize=None)
+def _grid(kernel: Dispatcher, expressions: tuple[str, ...], classes: tuple[type, ...]) -> Any:
+    """The GPU kernel that calls this one in every thread."""
+    from numba import cuda
+
+    source = f"def {kernel.__name__}_grid(batch, arguments):\n    b = cuda.grid(1)\n    if b < batch:\n"
+    source += f"        kernel(b, b + 1, {', '.join(expressions)})\n"
+    space = {"cuda": cuda, "kernel": on_device(kernel.py_func), **{one.__name__: one for one in classes}}
+    exec(source, space)  # the shape of an argument is written out, since numba has no loops over tuples of different things
+    return cuda.jit(space[f"{kernel.__name__}_grid"])
+
+
+def grid_of(kernel: Dispatcher, arguments: tuple[Any, ...]) -> Any:
+    """The GPU kernel that calls kernel(b, b + 1, *arguments) in thread b, with its own part of every `Own`."""
+    expressions = tuple(
+        _part(value.record, f"arguments[{j}].record") if isinstance(value, Own) else f"arguments[{j}]" for j, value in enumerate(arguments)
+    )
+    return _grid(kernel, expressions, tuple(_classes(arguments).values()))
+
+
+def converted(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """A record with `leaf` applied to all that is no tuple."""
+    if not isinstance(value, tuple):
+        return leaf(value)
+    parts = [converted(part, leaf) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def _array(value: Any) -> Any:
+    """A tensor's memory as numba knows it, without a copy; in the simulator numpy's."""
+    from numba import cuda
+
+    if not isinstance(value, Tensor):
+        return value
+    return value.numpy() if value.device.type == "cpu" else cuda.as_cuda_array(value.detach(), sync=False)
+
+
+def launch(kernel: Dispatcher, batch: int, device: torch.device, *arguments: Any) -> None:
+    """Call kernel(b, b + 1, *arguments) for every b below `batch` on torch's current stream, with each thread's part of every `Own`.
+
+    Args:
+        kernel: An `entry` of the CPU.
+        arguments: Numbers, contiguous tensors on `device`, and records of them.
+    """
+    from numba import cuda
+
+    if batch == 0:
+        return
+    arguments = converted(arguments, _array)
+    threads = min(THREADS, batch)
+    if device.type == "cpu":
+        grid_of(kernel, arguments)[-(-batch // threads), threads](batch, arguments)
+        return
+    with torch.cuda.device(device), cuda.gpus[device.index or 0]:
+        stream = cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
+        grid_of(kernel, arguments)[-(-batch // threads), threads, stream](batch, arguments)
+
+
+def rooms(record: Any, batch: int, device: torch.device) -> Own:
+    """Room for a batch like this room for one instance."""
+
+    def room(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        return torch.empty((*value.shape, batch), dtype=torch.from_numpy(value).dtype, device=device)
+
+    return Own(converted(record, room))
