@@ -7,6 +7,7 @@ import csv
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def watch(shown: tqdm[Any], before: int, played: Callable[[], int]) -> Callable[
 
     def tell(new: int) -> None:
         now = before + played()
+        if shown.n == shown.initial == 0:  # what came before the first episode, such as compiling, says nothing about the others
+            shown.start_t = shown.last_print_t = time.time()
         if earlier := max(now - new - int(shown.n), 0):  # played in an earlier sitting, which took none of our time
             shown.initial, shown.n = shown.initial + earlier, shown.n + earlier
         shown.update(now - shown.n)
