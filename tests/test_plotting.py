@@ -151,7 +151,7 @@ def test_names_beside_points_do_not_overlap():
     """Neither those of neighbours nor those of a neighbour's neighbours."""
     axes = blank(6, 4).add_subplot()
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    name_points(axes, [(0.4, 0.9, "first", GREY), (0.69, 0.1, "second", GREY), (0.72, 0.13, "third", GREY)])
+    name_points(axes, [(0.45, 0.9, "first", GREY), (0.74, 0.1, "second", GREY), (0.76, 0.11, "third", GREY)])
     axes.figure.canvas.draw()
     boxes = [Text.get_window_extent(text) for text in axes.texts]  # without their arrows
     assert len(boxes) == 3 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
