@@ -80,11 +80,16 @@ BOLD = "**"  # around a cell that is to stand out, as Markdown has it
 _collected: list[dict[str, Any]] | None = None
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns; with --json it is also what the command prints."""
+def collect(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Keep a table for --json, where that was asked for."""
     if _collected is not None:
         names = [name or f"column {j + 1}" for j, name in enumerate(header)]
         _collected.append({"columns": names, "rows": [dict(zip(names, map(value_of, row), strict=True)) for row in rows]})
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns; with --json it is also what the command prints."""
+    collect(header, rows)
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[j]) for row in cells) for j in range(len(header))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
