@@ -30,8 +30,8 @@ HALF_WIDTH = "/ci95"
 # The ends of a band are tags of their own, gathered under a heading that sorts last, so as not to crowd out what people look at.
 BAND = "~bands/{tag}/{end}"
 
-# TensorBoard sorts headings, and what is below them, by their letters; and in the HParams tab it shows the metrics that come first in
-# that order. These are to come first, and so they have numbers there.
+# TensorBoard sorts headings, and what is below them, by their letters; and in the HParams tab it shows the metrics that come first
+# in that order. These are to come first, and so they have numbers there.
 HEADLINES = {
     "Regret/cumulative": "1 Results/1 regret",
     "Violation/cumulative": "1 Results/2 violation",
@@ -94,8 +94,8 @@ class RunWriter:
         """Put the settings in the HParams tab and one margin chart a metric in the Custom Scalars tab."""
         from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-        # SummaryWriter.add_hparams would open a sub-run of its own, named after the clock. Without a list of columns, which would be
-        # that of one run for all, TensorBoard makes it from all runs, and settings in which they differ come first.
+        # SummaryWriter.add_hparams would open a sub-run of its own, named after the clock. Without a list of columns, which would
+        # be that of one run for all, TensorBoard makes it from all runs, and settings in which they differ come first.
         _, start, _ = hparams(_hyperparameters(config), {})
         self._event(summary=start)
         titles = {tag: title for tag, title in CHARTS.items() if tag in banded} | {tag: tag for tag in banded if tag not in CHARTS}
