@@ -21,7 +21,7 @@ import torchcmdp as tc
 from torchcmdp.run.session import Session
 from train.__main__ import COMMANDS, main
 from train.bench import BENCHMARKS
-from train.program import bar, in_options, spelled
+from train.program import bar, in_options, spelled, watch
 from train.study import STUDIES as COMPARISONS
 from train.tune import STUDIES
 
@@ -171,6 +171,14 @@ def test_a_bar_becomes_lines_where_there_is_no_terminal(capsys, monkeypatch) -> 
     assert lines and all(re.fullmatch(r"working: \d+ of 20, [\d:]+ gone, [\d:?]+ left", line) for line in lines)
     monkeypatch.setattr("train.output.SILENCE", 10.0)
     assert list(bar(range(3), "short")) == [0, 1, 2] and capsys.readouterr().err == ""
+
+
+def test_the_time_left_does_not_count_what_came_before_the_first_episode() -> None:
+    shown = bar(None, "playing", total=1_000)
+    shown.start_t -= 600  # ten minutes of compiling
+    watch(shown, 0, lambda: 10)(10)
+    assert shown.n == 10 and shown.format_dict["elapsed"] < 300
+    shown.close()
 
 
 def test_programs_start_when_their_options_are_good(tmp_path, monkeypatch, no_work) -> None:

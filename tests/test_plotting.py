@@ -9,20 +9,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 
 from torchcmdp.errors import InvalidInput
 from torchcmdp.learners import LEARNERS
 from torchcmdp.plotting import (
     COLOURS,
+    GREY,
     PALETTE,
     SMALL,
     Panel,
     balance,
+    blank,
     draw,
     figures,
     growth_panels,
     learner_of,
     looks,
+    name_points,
     panels,
     plot_curves,
     save,
@@ -114,8 +118,8 @@ def test_titles_state_what_the_numbers_say():
     assert " ".join(first.get_title(loc="left").split()) == "Regret of OptCMDP: \u221263, the least, for 190 of positive violation"
     assert " ".join(second.get_title(loc="left").split()) == "Violation of WC-OPS: 63, the least"
     growth = growth_panels({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(-VALUES, EPISODES * VALUES)})
-    bought = ", for positive violation $t^{0.50}$; not above zero in every run: OptCMDP"
-    assert growth[0].title == "Regret of WC-OPS: $t^{0.50}$" + bought
+    grows = "WC-OPS's grows: $t^{0.50}$, for positive violation $t^{0.50}$"
+    assert growth[0].title == f"Regret of OptCMDP is not above zero in every run; {grows}"
     assert growth[1].title == "Violation of WC-OPS is slowest: $t^{0.50}$"
     assert growth[1].remarks["OptCMDP"] == "$t^{1.50}$"
     assert "Beaten by nobody in both: a, c" in balance(
@@ -141,6 +145,16 @@ def test_names_stand_beside_their_curves_and_not_over_each_other():
     high = axes.get_window_extent().height * 72 / figure.dpi  # in points
     assert len(middles) == 6 and min(b - a for a, b in itertools.pairwise(middles)) * high > 0.9 * SMALL
     assert axes.get_legend() is None
+
+
+def test_names_beside_points_do_not_overlap():
+    """Neither those of neighbours nor those of a neighbour's neighbours."""
+    axes = blank(6, 4).add_subplot()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    name_points(axes, [(0.45, 0.9, "first", GREY), (0.74, 0.1, "second", GREY), (0.76, 0.11, "third", GREY)])
+    axes.figure.canvas.draw()
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without their arrows
+    assert len(boxes) == 3 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_logarithmic_axes_show_what_is_above_zero_and_say_what_is_not():

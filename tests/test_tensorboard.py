@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from hedge import Killed, interrupt, kill, play, read, steps
+from hedge import Hedge, Killed, interrupt, kill, make_env, play, read, steps
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider as DataProvider
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer as Multiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import backend_context
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from torchcmdp.events import HPARAM_METRICS, RunWriter, band_tags, flatten, shown
+from torchcmdp.events import HEADLINES, RunWriter, band_tags, flatten, shown
+from torchcmdp.run import run
 
 TAGS = {
     "Regret/cumulative",
@@ -59,10 +65,11 @@ def test_every_band_is_one_margin_chart(tmp_path):
     assert {tag for s in series for tag in (s.value, s.lower, s.upper)} <= set(events.Tags()["scalars"])
 
 
-def test_regret_and_violation_are_the_first_headings(tmp_path):
+def test_regret_and_violation_come_first(tmp_path):
     play(tmp_path)
-    headings = sorted({tag.partition("/")[0] for tag in read(tmp_path).Tags()["scalars"]})
-    assert headings[:2] == ["1 Regret", "2 Violation"] and headings[-1] == "~bands"
+    tags = sorted(read(tmp_path).Tags()["scalars"])
+    assert tags[: len(HEADLINES)] == list(HEADLINES.values()) and tags[-1].startswith("~bands/")
+    assert [tag.rpartition(" ")[2] for tag in tags[:2]] == ["regret", "violation"]
 
 
 def test_the_settings_can_be_read(tmp_path):
@@ -79,8 +86,18 @@ def test_hyperparameters_are_in_the_run_itself(tmp_path):
     assert hparams["rate"].number_value == 0.1 and hparams["name"].string_value == "Hedge"
     assert hparams["env.runs"].number_value == 3 and hparams["episodes"].number_value == 20
     assert "env.cmdp" not in hparams  # a fingerprint is no hyperparameter
-    experiment = HParamsPluginData.FromString(read(tmp_path / "hedge").SummaryMetadata("_hparams_/experiment").plugin_data.content)
-    assert [info.name.tag for info in experiment.experiment.metric_infos] == list(map(shown, HPARAM_METRICS))
+
+
+def test_the_table_of_hyperparameters_begins_with_what_differs_and_with_the_regret(tmp_path):
+    """As TensorBoard answers its own page."""
+    for rate in (0.1, 0.3):
+        play(tmp_path / str(rate), rate=rate)
+    provider = DataProvider(Multiplexer().AddRunsFromDirectory(str(tmp_path)).Reload(), str(tmp_path))
+    context = backend_context.Context(TBContext(data_provider=provider))
+    request = (RequestContext(), "", True, context.hparams_metadata(RequestContext(), ""), [])
+    experiment = context.experiment_from_metadata(*request)
+    assert [info.name for info in experiment.hparam_infos if info.differs] == [experiment.hparam_infos[0].name] == ["rate"]
+    assert [info.name.tag for info in experiment.metric_infos][:4] == list(HEADLINES.values())
 
 
 def test_two_learners_share_their_tags(tmp_path):
@@ -112,10 +129,6 @@ def test_points_after_the_last_checkpoint_are_not_seen_twice(tmp_path):
 
 
 def test_the_figures_are_images(tmp_path):
-    from test_run import Hedge, make_env
-
-    from torchcmdp.run import run
-
     env = make_env()
     run(Hedge(env.cmdp.layout), env, 20, tmp_path, 4, progress=False)
     events = read(tmp_path)

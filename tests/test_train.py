@@ -92,6 +92,13 @@ def test_json_is_all_that_is_printed(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("| learner")  # the next command prints as ever
 
 
+def test_json_of_one_learner(tmp_path, capsys):
+    assert main([*SMALL, "--learner", "greedy", "--logdir", str(tmp_path), "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    values = {row["what"]: row["value"] for row in table["rows"]}
+    assert {"mean", "ci95"} == set(values["regret"]) and "positive violation" in values
+
+
 def test_one_learner_writes_its_files_and_prints_its_table(tmp_path, capsys):
     assert main(small(tmp_path, "--name", "first")) == 0
     folder = tmp_path / "first"

@@ -30,10 +30,14 @@ HALF_WIDTH = "/ci95"
 # The ends of a band are tags of their own, gathered under a heading that sorts last, so as not to crowd out what people look at.
 BAND = "~bands/{tag}/{end}"
 
-# TensorBoard sorts headings by their letters; these are to come first, and so they have a number there.
-FIRST = ("Regret", "Violation")
-
-HPARAM_METRICS = ("Regret/cumulative", "Violation/cumulative", "Violation/positive", "Violation/unsafe_share", "Metrics/EpRet")
+# TensorBoard sorts headings, and what is below them, by their letters; and in the HParams tab it shows the metrics that come first
+# in that order. These are to come first, and so they have numbers there.
+HEADLINES = {
+    "Regret/cumulative": "1 Results/1 regret",
+    "Violation/cumulative": "1 Results/2 violation",
+    "Violation/positive": "1 Results/3 positive violation",
+    "Violation/unsafe_share": "1 Results/4 unsafe share",
+}
 
 # The charts of the Custom Scalars tab that come first, in this order; others with a band follow.
 CHARTS = {
@@ -45,9 +49,8 @@ CHARTS = {
 
 
 def shown(tag: str) -> str:
-    """A tag as TensorBoard has it: "1 Regret/cumulative", "2 Violation/positive", "Metrics/EpRet"."""
-    group = tag.partition("/")[0]
-    return f"{FIRST.index(group) + 1} {tag}" if group in FIRST else tag
+    """A tag as TensorBoard has it: "1 Results/1 regret" for the regret, and most others as they are, such as "Metrics/EpRet"."""
+    return HEADLINES.get(tag, tag)
 
 
 def band_tags(tag: str) -> tuple[str, str, str]:
@@ -91,9 +94,9 @@ class RunWriter:
         """Put the settings in the HParams tab and one margin chart a metric in the Custom Scalars tab."""
         from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-        experiment, start, _ = hparams(_hyperparameters(config), dict.fromkeys(map(shown, HPARAM_METRICS), 0.0))
-        # SummaryWriter.add_hparams would open a sub-run of its own, named after the clock
-        self._event(summary=experiment)
+        # SummaryWriter.add_hparams would open a sub-run of its own, named after the clock. Without a list of columns, which would
+        # be that of one run for all, TensorBoard makes it from all runs, and settings in which they differ come first.
+        _, start, _ = hparams(_hyperparameters(config), {})
         self._event(summary=start)
         titles = {tag: title for tag, title in CHARTS.items() if tag in banded} | {tag: tag for tag in banded if tag not in CHARTS}
         charts: dict[str, dict[str, list[Any]]] = {"Mean and 95% band": {}}

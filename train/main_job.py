@@ -261,6 +261,7 @@ def summary(result: tc.RunResult, cmdp: tc.LayeredCMDP, imported: Any = None) ->
         counted = "not counted by this solver" if iterations != iterations else f"{iterations:.2f} per projection"
         rows += [("elastic projections", f"{result.elastic_fraction:.2%}"), ("solver iterations", counted)]
     rows.append(("time", f"{result.seconds:.1f} s"))
+    program.collect(["what", "value"], rows)
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 

@@ -7,6 +7,7 @@ import csv
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def watch(shown: tqdm[Any], before: int, played: Callable[[], int]) -> Callable[
 
     def tell(new: int) -> None:
         now = before + played()
+        if shown.n == shown.initial == 0:  # what came before the first episode, such as compiling, says nothing about the others
+            shown.start_t = shown.last_print_t = time.time()
         if earlier := max(now - new - int(shown.n), 0):  # played in an earlier sitting, which took none of our time
             shown.initial, shown.n = shown.initial + earlier, shown.n + earlier
         shown.update(now - shown.n)
@@ -77,11 +80,16 @@ BOLD = "**"  # around a cell that is to stand out, as Markdown has it
 _collected: list[dict[str, Any]] | None = None
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns; with --json it is also what the command prints."""
+def collect(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Keep a table for --json, where that was asked for."""
     if _collected is not None:
         names = [name or f"column {j + 1}" for j, name in enumerate(header)]
         _collected.append({"columns": names, "rows": [dict(zip(names, map(value_of, row), strict=True)) for row in rows]})
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns; with --json it is also what the command prints."""
+    collect(header, rows)
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[j]) for row in cells) for j in range(len(header))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]

@@ -23,10 +23,13 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS
 
-from .output import bar, board, interrupted, on_terminal, plus_minus, publish, table, watch, with_interval, write_table
+from .output import bar, board, collect, interrupted, on_terminal, plus_minus, publish, table, watch, with_interval, write_table
 
 # what programs say comes from here as well, so that they know of one place
-__all__ = ["bar", "board", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch", "with_interval", "write_table"]
+__all__ = [
+    *("bar", "board", "collect", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch", "with_interval"),
+    "write_table",
+]
 
 Options = TypeVar("Options")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -114,12 +114,13 @@ def _growth(results: Mapping[str, Any], name: str) -> str:
     if not known:
         return f"{what}: in no case above zero in every run"
     slowest = min(known, key=lambda label: known[label])
+    rest = [label for label in results if label not in known]
     title = f"{what} of {slowest}{' is slowest' if len(known) == len(results) > 1 else ''}: $t^{{{known[slowest]:.2f}}}$"
+    if rest:
+        others = f"of the others {slowest}'s is slowest" if len(known) > 1 else f"{slowest}'s grows"
+        title = f"{what} of {', '.join(rest)} is not above zero in every run; {others}: $t^{{{known[slowest]:.2f}}}$"
     bought = _exponents(results, "positive_violation").get(slowest)
-    if name == "regret" and bought is not None:
-        title += f", for positive violation $t^{{{bought:.2f}}}$"
-    falling = [label for label in results if label not in known]
-    return title if not falling else f"{title}; not above zero in every run: {', '.join(falling)}"
+    return f"{title}, for positive violation $t^{{{bought:.2f}}}$" if name == "regret" and bought is not None else title
 
 
 def balance(results: Mapping[str, Any]) -> Figure:
@@ -142,7 +143,8 @@ def _draw_plane(axes: Axes, results: Mapping[str, Any]) -> None:
             ends.append((x, y, label, colour))
     zero_line(axes)
     axes.margins(0.12)
-    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    right = axes.get_xlim()[1]
+    axes.set_xlim(-0.03 * right, right)  # there is nothing below zero
     thousands(axes.xaxis)
     thousands(axes.yaxis)
     name_points(axes, ends)

@@ -158,8 +158,8 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> 
     placed = sorted((float(place[0]), float(place[1]), name, colour) for place, name, colour in moved)
     line = 1.3 * (SMALL + 1) / (72 * _inches(axes)[1])
     while placed:
-        near = [point for point in placed if point[0] - placed[0][0] < 0.3]  # whose names could overlap
-        placed = placed[len(near) :]
+        reach = 1 + next((j for j, (a, b) in enumerate(zip(placed, placed[1:], strict=False)) if b[0] - a[0] > 0.3), len(placed))
+        near, placed = placed[:reach], placed[reach:]  # whose names could overlap, one with the next
         for (x, y, name, colour), place in zip(near, _apart([y + line for _, y, _, _ in near], [line] * len(near)), strict=True):
             late = x > 0.7
             look: dict[str, Any] = {"fontsize": SMALL + 1, "color": darker(colour), "ha": "right" if late else "left", "zorder": 6}
