@@ -41,13 +41,14 @@ def progress(checkpoint: Path) -> int:
     return int(torch.load(checkpoint, weights_only=True)["played"]) if checkpoint.exists() else 0
 
 
-def kill_often(checkpoint: Path, kills: int, longest: float, arguments: list[str]) -> list[int]:
+def kill_often(checkpoint: Path, kills: int, longest: float, episodes: int, arguments: list[str]) -> list[int]:
     """Kill the command so many times, then let it end; returns how far each of the killed attempts got."""
     moments, safe = random.Random(0), []
     while len(safe) < kills:
-        if attempt(arguments, moments.uniform(0, longest)) is None:
+        killed = attempt(arguments, moments.uniform(0, longest)) is None
+        if killed:
             safe.append(progress(checkpoint))
-        else:  # a fast machine: it was over before the last kill, so begin again
+        if not killed or safe[-1] == episodes:  # nothing is left to be killed, so begin again
             shutil.rmtree(checkpoint.parents[1])
     if (code := attempt(arguments, None)) != 0:
         raise SystemExit(f"the last attempt ended with {code}")
@@ -55,8 +56,12 @@ def kill_often(checkpoint: Path, kills: int, longest: float, arguments: list[str
 
 
 if __name__ == "__main__":
-    logdir, kills, longest, *arguments = sys.argv[1:]
+    logdir, kills, *arguments = sys.argv[1:]
     whole = [*arguments, "--logdir", logdir, "--name"]
     main([*whole, "whole"])  # here, so that the attempts find everything imported and compiled
-    found = kill_often(Path(logdir) / "killed" / "wc-ops" / "checkpoint.pt", int(kills), float(longest), [*whole, "killed"])
+    started = time.monotonic()
+    attempt([*whole, "timed"], None)
+    longest, file = time.monotonic() - started, Path("wc-ops", "checkpoint.pt")
+    episodes = progress(Path(logdir, "whole") / file)
+    found = kill_often(Path(logdir, "killed") / file, int(kills), longest, episodes, [*whole, "killed"])
     print("\n" + json.dumps(found))

@@ -50,7 +50,7 @@ def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_run_killed_many_times_is_as_if_it_never_was(tmp_path):
     kills = 22
-    done = python("tests/kill_often.py", str(tmp_path), str(kills), "0.4", *SMALL, "--checkpoint-episodes", "7")
+    done = python("tests/kill_often.py", str(tmp_path), str(kills), *SMALL, "--checkpoint-episodes", "7")
     assert done.returncode == 0, done.stderr
     safe = json.loads(done.stdout.splitlines()[-1])
     assert len(safe) == kills and len(set(safe)) >= 5  # they died in different places

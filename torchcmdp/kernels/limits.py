@@ -11,6 +11,8 @@ RELATIVE_TOLERANCE = 1e-7
 SETTLED_RELATIVE = 1e-4
 # What still counts as solved when rounding stops the iteration before the requested tolerance.
 ACCEPTABLE_RESIDUAL, ACCEPTABLE_GAP = 1e-9, 1e-8
+# The gap of a solution grows with its multipliers; beyond this it is none.
+LARGEST_GAP = 1e-3
 
 # Newton's method from zero is given this many iterations before it is started again on a cooling schedule.
 PLAIN_ITERATIONS = 30

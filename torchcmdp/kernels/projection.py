@@ -10,7 +10,7 @@ import numpy as np
 from torchcmdp.kernels.cpu import compiled, entry
 from torchcmdp.kernels.emptiness import least_violation
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.limits import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, CERTAIN, HIGHEST_CAP, PLAIN_ITERATIONS
+from torchcmdp.kernels.limits import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, CERTAIN, HIGHEST_CAP, LARGEST_GAP, PLAIN_ITERATIONS
 from torchcmdp.kernels.newton import cooled_newton, full, newton
 from torchcmdp.kernels.pairs import FREE, Problem, weigh
 from torchcmdp.kernels.threads import over_batch
@@ -205,7 +205,7 @@ def project_one(geometry, target, lower, upper, costs, limits, work, occupancy, 
     for i in range(lam.shape[0]):
         multipliers[i] = lam[i] / work.scale[i]
     # at the cap the gap is a difference of numbers as large as the dual value, and it grows with the multipliers
-    allowed = ACCEPTABLE_GAP * (1.0 + abs(work.v[0]) if empty else cap / limits.multiplier_cap)
+    allowed = ACCEPTABLE_GAP * (1.0 + abs(work.v[0])) if empty else min(LARGEST_GAP, ACCEPTABLE_GAP * cap / limits.multiplier_cap)
     status = MAX_ITERATIONS
     if gap <= allowed and unpriced <= ACCEPTABLE_RESIDUAL and (empty or violation <= ACCEPTABLE_RESIDUAL):
         status = ELASTIC if empty else SOLVED

@@ -13,6 +13,7 @@ from torchcmdp.kernels.limits import (
     CERTAIN,
     HARDLY_ANY,
     HIGHEST_CAP,
+    LARGEST_GAP,
     LONGEST_MOVE,
     PLAIN_ITERATIONS,
     RELATIVE_TOLERANCE,
@@ -306,7 +307,8 @@ def certify(
     empty = empty & full & (violation > ACCEPTABLE_RESIDUAL)
     safe = empty | (violation <= ACCEPTABLE_RESIDUAL)
     # at the cap the gap is a difference of numbers as large as the dual value, and it grows with the multipliers
-    allowed = ACCEPTABLE_GAP * torch.where(empty, 1 + response.value.abs(), problem.cap.squeeze(-1) / cap)
+    raised = (ACCEPTABLE_GAP * problem.cap.squeeze(-1) / cap).clamp_max(LARGEST_GAP)
+    allowed = torch.where(empty, ACCEPTABLE_GAP * (1 + response.value.abs()), raised)
     failed = ~((unpriced <= ACCEPTABLE_RESIDUAL) & (gap <= allowed) & safe)
     status = torch.where(failed, MAX_ITERATIONS, torch.where(empty, ELASTIC, SOLVED)).to(torch.int8)
     status = torch.where(invalid, torch.full_like(status, INVALID), status)

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import blank, looks, name_points, tidy
+from torchcmdp.plotting import COLOURS, blank, tidy
 
 from ..program import table, with_interval
 from . import design
@@ -152,17 +153,30 @@ def _ablation(numbers: Numbers, ablated: Numbers, n: int) -> str:
 
 def figure(held: Mapping[int, Numbers]) -> Figure:
     """A panel for each setting and horizon: mean regret against mean positive violation, an episode, with intervals."""
-    drawn = blank(3.2 * len(SETTINGS), 3.2 * len(held))
+    drawn = blank(3.2 * len(SETTINGS), 2.9 * len(held) + 0.9)
+    marks: dict[str, Any] = {}
     for row, (horizon, numbers) in enumerate(held.items()):
         for column, setting in enumerate(SETTINGS):
-            axes = drawn.add_subplot(len(held), len(SETTINGS), row * len(SETTINGS) + column + 1)
-            points = []
-            for title, look in looks(numbers[setting]).items():
-                found = numbers[setting][title]
+            place = len(held), len(SETTINGS), row * len(SETTINGS) + column + 1
+            axes = drawn.add_subplot(*place, sharey=drawn.axes[-1] if column else None)
+            for title, found in numbers[setting].items():
                 pairs = [torch.tensor(found[name], dtype=torch.float64) / horizon for name in ("regret", "positive violation")]
                 (x, dx), (y, dy) = ((float(v) for v in mean_and_interval(values)) for values in pairs)
-                axes.errorbar(x, y, dy, dx, "o", color=look[0], markersize=4, linewidth=1)
-                points.append((x, y, title, look[0]))
-            tidy(axes, "regret an episode", "positive violation an episode", f"{setting}, T = {horizon:,}")
-            name_points(axes, points)
+                marks[title] = axes.errorbar(x, y, dy, dx, **_mark(title))
+            axes.set_yscale("log")  # some are ten times as unsafe as others
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
+            ends = column == 0, row == len(held) - 1
+            words = "positive violation an episode" if ends[0] else "", "regret an episode" if ends[1] else ""
+            tidy(axes, words[1], words[0], f"{setting}, T = {horizon:,}")
+    drawn.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=5, frameon=False)
     return drawn
+
+
+def _mark(title: str) -> dict[str, Any]:
+    """A learner's own colour; as published a dot, practical a square, practical with searched constants an empty one."""
+    base, *searched = title.removeprefix("practical ").split(", ")
+    practical = title.startswith("practical")
+    face = {"markerfacecolor": "white"} if searched else {}
+    return {"fmt": "s" if practical else "o", "color": COLOURS[base], "markersize": 5, "linewidth": 1, **face}
