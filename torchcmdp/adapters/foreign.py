@@ -93,7 +93,13 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
         place = 0 if last else (self._states if self._over else self._state)
         observation = 1 + (self._layer - 1) * (self._states + 1) + place
         shown = costs - self._share
-        return observation, (float(reward) - low) / (high - low), last, False, {**info, "cost": float(shown.sum()), "costs": shown}
+        return (
+            observation,
+            (float(reward) - low) / (high - low),
+            last,
+            False,
+            {**info, "cost": np.float64(shown.max(initial=-np.inf) if len(shown) else 0.0), "costs": shown},
+        )
 
 
 class GymnasiumSimulator:

@@ -10,7 +10,7 @@ import numpy as np
 from torchcmdp.adapters import require
 from torchcmdp.adapters.foreign import GymnasiumSimulator, Layered, RealisedTracker
 from torchcmdp.adapters.paths import Path, Paths
-from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, check_constraint
+from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief, choice
 from torchcmdp.instances import random_cmdp, two_path_cmdp
@@ -31,7 +31,8 @@ class CMDPEnv(gym.Env[Any, Any]):
     The observation is the state's number over all layers (the initial state is 0, the terminal one the last), or that number one
     hot. `info` has "costs", one a constraint, and "cost", a chosen one of them or the worst; the last one of an episode also has
     their sums, "episode_costs" and "episode_cost". A policy is safe when the expected sum of every cost over an episode is at most
-    `cost_limit`, which is zero: costs are signed.
+    its limit. Rewards, costs and limits are in the user's units; those of a CMDP that has none are signed, with limit zero. Of a
+    utility the negative is shown, and its limit is the negative of what it must sum to.
 
     `reset(seed=s)` begins the episodes that `Simulator(..., seed=s)` plays with the same actions, and returns the processes to
     their beginning; `reset()` goes on to the next episode. A process that looks at the policy is shown the actions taken in its
@@ -39,20 +40,22 @@ class CMDPEnv(gym.Env[Any, Any]):
 
     Attributes:
         cmdp, layout, constraints: What is played.
-        cost_limit: What the expected sum of `info["cost"]` over an episode may be.
+        cost_limit: What the expected sum of `info["cost"]` over an episode may be: the budget, or zero where it is the worst.
+        cost_limits: The same for each of `info["costs"]`, `(m,)`.
 
     Args:
         cmdp: A single CMDP.
         rewards, costs: Where feedback comes from; by default the CMDP's mean rewards and costs, without noise.
         observation: "index" or "one-hot".
-        constraint: Which constraint `info["cost"]` shows; None for the largest cost of each step: if its sum keeps the limit, so do
-            all constraints.
+        constraint: Which constraint `info["cost"]` shows; None for the only one, or of several how far the worst of each step
+            exceeds its share of the budget: if its sum is at most zero, all constraints are kept.
+        budget: What each cost may sum to over an episode in expectation, in place of the CMDP's own budget; one for all or one
+            each. One that no policy keeps is refused.
         six_tuple: Return Safety-Gymnasium's (observation, reward, cost, terminated, truncated, info) from `step`. Gymnasium's own
             checker, which `gymnasium.make` adds, refuses that: pass it `disable_env_checker=True`.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
-    cost_limit = 0.0
 
     def __init__(
         self,
@@ -62,10 +65,12 @@ class CMDPEnv(gym.Env[Any, Any]):
         *,
         observation: str = "index",
         constraint: int | None = None,
+        budget: object = None,
         six_tuple: bool = False,
     ) -> None:
-        check_constraint(cmdp, constraint)
-        self._path = Path(cmdp, rewards, costs, constraint)
+        self._path = Path(cmdp, rewards, costs, constraint, budget)
+        shown = self._path.steps.shown
+        self.cost_limit, self.cost_limits = shown.limit, shown.limits.numpy(force=True)
         self.cmdp, self.layout, self.constraints, self.six_tuple = cmdp, cmdp.layout, cmdp.constraints, six_tuple
         self._one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
         self._first, self._allowed = LayeredIndex(cmdp.layout).first.tolist(), cmdp.layout.pair_mask().numpy()
@@ -117,18 +122,16 @@ class CMDPVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     runs. All episodes have L steps, so that after a full reset they end together.
 
     Attributes:
-        cost_limit: As in `CMDPEnv`.
+        cost_limit, cost_limits: As in `CMDPEnv`; one a run where the budgets of a batch differ.
 
     Args:
         cmdp: A single CMDP, or a batch of one a run.
         num_envs: How many runs.
-        rewards, costs, observation, constraint, six_tuple: As in `CMDPEnv`.
+        rewards, costs, observation, constraint, budget, six_tuple: As in `CMDPEnv`.
         autoreset_mode: What follows the last step of an episode. Next step: one whose actions are ignored and whose rewards and
             costs are zero. Same step: the observation is already the next episode's, and the last one's is `info["final_obs"]`.
             Disabled: the caller's `reset`.
     """
-
-    cost_limit = 0.0
 
     def __init__(
         self,
@@ -139,11 +142,13 @@ class CMDPVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         *,
         observation: str = "index",
         constraint: int | None = None,
+        budget: object = None,
         six_tuple: bool = False,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        check_constraint(cmdp, constraint)
-        self._paths = Paths(cmdp, rewards, costs, num_envs, constraint)
+        self._paths = Paths(cmdp, rewards, costs, num_envs, constraint, budget)
+        shown = self._paths.steps.shown
+        self.cost_limit, self.cost_limits = shown.limit, shown.limits.numpy(force=True)
         names = {mode.value: mode for mode in AutoresetMode} | {mode.name.lower().replace("_", "-"): mode for mode in AutoresetMode}
         if not isinstance(autoreset_mode, AutoresetMode):
             autoreset_mode = names[choice("autoreset_mode", autoreset_mode, tuple(names))]

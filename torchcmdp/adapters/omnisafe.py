@@ -84,15 +84,21 @@ class OmniSafeEnv(CMDP):  # type: ignore[misc]
 
 
 def register(
-    env_id: str, cmdp: LayeredCMDP, rewards: Process | None = None, costs: Process | None = None, *, constraint: int | None = None
+    env_id: str,
+    cmdp: LayeredCMDP,
+    rewards: Process | None = None,
+    costs: Process | None = None,
+    *,
+    constraint: int | None = None,
+    budget: object = None,
 ) -> None:
     """Let OmniSafe find a CMDP by an id: `omnisafe.Agent("PPOLag", env_id)` trains on it.
 
     Args:
         env_id: A new id, such as "TwoPath-v0".
-        cmdp, rewards, costs, constraint: As in `CMDPVectorEnv`.
+        cmdp, rewards, costs, constraint, budget: As in `CMDPVectorEnv`.
     """
     if env_id in support_envs():
         raise InvalidInput(f"OmniSafe already has an environment {env_id!r}; choose another id.")
-    arguments = {"cmdp": cmdp, "rewards": rewards, "costs": costs, "constraint": constraint}
+    arguments = {"cmdp": cmdp, "rewards": rewards, "costs": costs, "constraint": constraint, "budget": budget}
     env_register(type(f"OmniSafeEnv[{env_id}]", (OmniSafeEnv,), {"_support_envs": [env_id], "_arguments": arguments}))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.adapters.steps import LayeredIndex, Steps, cost_of
+from torchcmdp.adapters.steps import LayeredIndex, Steps
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
 from torchcmdp.processes import Process
@@ -30,11 +30,13 @@ class Path:
 
     Args:
         cmdp, rewards, costs: As in `Steps`.
-        constraint: As in `cost_of`.
+        constraint, budget: As in `Shown`.
     """
 
-    def __init__(self, cmdp: LayeredCMDP, rewards: Process | None, costs: Process | None, constraint: int | None) -> None:
-        self.steps, self.constraint = Steps(cmdp, rewards, costs), constraint
+    def __init__(
+        self, cmdp: LayeredCMDP, rewards: Process | None, costs: Process | None, constraint: int | None, budget: object = None
+    ) -> None:
+        self.steps = Steps(cmdp, rewards, costs, 1, budget, constraint)
         layout = cmdp.layout
         self.over, self.layer, self.state = True, 0, 0
         self._thresholds = thresholds(cmdp.transitions).reshape(*layout.pair_shape, -1).numpy(force=True)
@@ -96,14 +98,14 @@ class Path:
         pairs = layout.width * layout.actions
         luck = numbers.unsqueeze(1).expand(-1, pairs, -1, -1).flatten(0, 1)
         means = steps.rewards.values.reshape(layout.layers, pairs).T.repeat(self._episodes, 1)
-        rewards = steps.rewards.observe(means, luck[..., REWARD])
+        rewards = steps.shown.reward(steps.rewards.observe(means, luck[..., REWARD]), layers)
         means = steps.costs.values.reshape(m, layout.layers, pairs).permute(2, 1, 0).repeat(self._episodes, 1, 1)
-        costs = steps.costs.observe(means, luck[..., COST:])
+        costs = steps.shown.costs(steps.costs.observe(means, luck[..., COST:]), layers)
         by_pair = (self._episodes, layout.width, layout.actions, layout.layers)
         self._numbers = numbers[..., NEXT_STATE].numpy(force=True)
         self._rewards = array(rewards).reshape(by_pair).transpose(0, 3, 1, 2)
         self._costs = array(costs).reshape(*by_pair, m).transpose(0, 3, 1, 2, 4)
-        self._shown = array(cost_of(costs, self.constraint)).reshape(by_pair).transpose(0, 3, 1, 2)
+        self._shown = array(steps.shown.cost(costs, layers)).reshape(by_pair).transpose(0, 3, 1, 2)
 
 
 class Paths:
@@ -116,13 +118,19 @@ class Paths:
 
     Args:
         cmdp, rewards, costs, runs: As in `Steps`.
-        constraint: As in `cost_of`.
+        constraint, budget: As in `Shown`.
     """
 
     def __init__(
-        self, cmdp: LayeredCMDP, rewards: Process | None, costs: Process | None, runs: int, constraint: int | None
+        self,
+        cmdp: LayeredCMDP,
+        rewards: Process | None,
+        costs: Process | None,
+        runs: int,
+        constraint: int | None,
+        budget: object = None,
     ) -> None:
-        self.steps, self.constraint = Steps(cmdp, rewards, costs, runs), constraint
+        self.steps = Steps(cmdp, rewards, costs, runs, budget, constraint)
         self.index = LayeredIndex(cmdp.layout, cmdp.device)
         zeros = torch.zeros(runs, dtype=torch.int64, device=cmdp.device)
         self.over, self.layer, self.state = np.ones(runs, dtype=bool), zeros, zeros
@@ -180,7 +188,7 @@ class Paths:
         self.over = (self.layer == self.steps.layout.layers).numpy(force=True)
         if self.over.all() and self._states:
             self.steps.advance(torch.stack(self._states, 1), torch.stack(self._actions, 1))
-        info = {"cost": array(cost_of(costs, self.constraint)) * moving, "costs": array(costs) * moving[:, None]}
+        info = {"cost": array(self.steps.shown.cost(costs, layer)) * moving, "costs": array(costs) * moving[:, None]}
         self.sums = self.sums + info["costs"]
         return array(reward) * moving, info
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchcmdp.adapters.shown import Shown
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import uniform_policy
 from torchcmdp.processes import Fixed, Process
@@ -26,15 +26,26 @@ class Steps:
     Attributes:
         cmdp, rewards, costs, runs: As in `Simulator`, with the CMDP's mean rewards and costs as fixed feedback by default.
         layout: Of the CMDP.
+        shown: What of rewards and costs is shown.
         stationary: Whether neither rewards nor costs change with the episodes.
 
     Args:
         cmdp, rewards, costs, runs: As above.
+        budget, constraint: As in `Shown`.
     """
 
-    def __init__(self, cmdp: LayeredCMDP, rewards: Process | None = None, costs: Process | None = None, runs: int = 1) -> None:
+    def __init__(
+        self,
+        cmdp: LayeredCMDP,
+        rewards: Process | None = None,
+        costs: Process | None = None,
+        runs: int = 1,
+        budget: object = None,
+        constraint: int | None = None,
+    ) -> None:
         rewards, costs = rewards or Fixed(cmdp.rewards), costs or Fixed(cmdp.costs)
         Simulator(cmdp, rewards, costs, runs)  # refuses what does not fit together
+        self.shown = Shown(cmdp, budget, constraint)
         self.cmdp, self.rewards, self.costs, self.runs, self.layout = cmdp, rewards, costs, runs, cmdp.layout
         self._successors = thresholds(cmdp.transitions).reshape(-1, cmdp.layout.slots)
         pairs = len(self._successors) // max(1, cmdp.batch_shape.numel())
@@ -48,7 +59,7 @@ class Steps:
         return uniform_at(seed, self.run, episode, layer, self.cmdp.constraints)
 
     def step(self, layer: Tensor, state: Tensor, action: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The next state `(runs,)`, the reward `(runs,)` and the costs `(runs x m)`.
+        """The next state `(runs,)`, the reward `(runs,)` and the costs `(runs x m)`, as they are shown.
 
         Args:
             layer, state, action: int64, `(runs,)`.
@@ -60,7 +71,7 @@ class Steps:
         visit = pair.unsqueeze(1)  # episodes of one step, as far as the processes can tell
         reward = self.rewards.observe(values_at(self.rewards.values, visit), uniforms[:, None, REWARD])
         costs = self.costs.observe(costs_at(self.costs.values, visit), uniforms[:, None, COST:])
-        return next_state, reward.squeeze(1), costs.squeeze(1)
+        return next_state, self.shown.reward(reward.squeeze(1), layer), self.shown.costs(costs.squeeze(1), layer)
 
     def restart(self) -> None:
         """Bring the processes back to where they were when this object was made."""
@@ -100,22 +111,3 @@ class LayeredIndex:
         """The number of a state, `(...)` int64, or `(... x states)` float32 with a one at that place."""
         index = self.first[layer] + state
         return torch.nn.functional.one_hot(index, self.states).to(torch.float32) if one_hot else index
-
-
-def cost_of(costs: Tensor, constraint: int | None) -> Tensor:
-    """One number from `(... x m)`: a chosen constraint's, or the worst; zero where there are none.
-
-    A sum would let one constraint pay for another. The sum over the steps of the worst is at least every constraint's own, so that
-    who keeps it at zero is safe.
-    """
-    if not costs.shape[-1]:
-        return costs.sum(-1)
-    return costs.amax(-1) if constraint is None else costs[..., constraint]
-
-
-def check_constraint(cmdp: LayeredCMDP, constraint: int | None) -> None:
-    """Refuse a constraint that the CMDP does not have."""
-    if constraint is not None and not (isinstance(constraint, int) and 0 <= constraint < cmdp.constraints):
-        raise InvalidInput(
-            f"constraint is {brief(constraint)}; it must be None for the worst, or one of the {cmdp.constraints}, counted from 0."
-        )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.adapters import require
-from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, Steps, check_constraint, cost_of
+from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, Steps
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.processes import Process
@@ -31,8 +31,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
 
     Entries, with the runs in front: `observation` (the state's number over all layers, or that one hot), `action` (a number),
     `reward` `(runs x 1)`, `cost` `(runs x 1)`, `costs` `(runs x m)`, and `done` and `terminated` after L steps. The costs stand
-    beside the reward in its spec, so that `RewardSum(in_keys=["reward", "cost"])` and the like know them. They are signed: a policy
-    is safe when the expected sum of every cost over an episode is at most zero.
+    beside the reward in its spec, so that `RewardSum(in_keys=["reward", "cost"])` and the like know them. Units,
+    limits and `cost` are as in `CMDPEnv`.
 
     Attributes:
         cost_limit: What the expected sum of `cost` over an episode may be.
@@ -44,12 +44,10 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         runs: The batch size.
         seed: Of all random numbers; None for one drawn by torch, so that two such environments differ.
         observation: "index" or "one-hot".
-        constraint: Which constraint `cost` shows; None for the largest cost of each step: if its sum keeps the limit, so do all
-            constraints.
+        constraint, budget: As in `CMDPEnv`.
     """
 
     batch_locked = True
-    cost_limit = 0.0
     _next_episode: Tensor
 
     def __init__(
@@ -62,10 +60,10 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         seed: int | None = None,
         observation: str = "index",
         constraint: int | None = None,
+        budget: object = None,
     ) -> None:
-        check_constraint(cmdp, constraint)
         one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
-        steps = Steps(cmdp, rewards, costs, runs)
+        steps = Steps(cmdp, rewards, costs, runs, budget, constraint)
         for name, process in (("rewards", steps.rewards), ("costs", steps.costs)):
             if not process.stationary:
                 raise InvalidInput(
@@ -73,7 +71,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
                     "nothing between them and needs a stationary process, such as Bernoulli or Fixed."
                 )
         super().__init__(device=cmdp.device, batch_size=(runs,))
-        self.cmdp, self.constraint, self.one_hot = cmdp, constraint, one_hot
+        self.cmdp, self.one_hot, self.cost_limit = cmdp, one_hot, steps.shown.limit
         self.steps, self.index = steps, LayeredIndex(cmdp.layout, cmdp.device)
         self._make_specs()
         self._set_seed(seed)
@@ -122,7 +120,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         next_state, reward, costs = self.steps.step(layer, state, tensordict["action"], self.uniforms(tensordict))
         output = self._tensordict(layer + 1, next_state, episode)
         done = (layer + 1 >= self.cmdp.layout.layers).unsqueeze(-1)
-        feedback = {"reward": reward.unsqueeze(-1), "cost": cost_of(costs, self.constraint).unsqueeze(-1), "costs": costs}
+        cost = self.steps.shown.cost(costs, layer)
+        feedback = {"reward": reward.unsqueeze(-1), "cost": cost.unsqueeze(-1), "costs": costs}
         return output.update({**feedback, "done": done, "terminated": done.clone()})
 
     def _tensordict(self, layer: Tensor, state: Tensor, episode: Tensor) -> TensorDict:

@@ -66,7 +66,8 @@ class Learner(nn.Module, ABC):
         episode: Episodes seen, an int64 scalar tensor.
         visits: N(x,a), `(runs x L x S x A)`.
         transition_visits: M(x,a,y), `(runs x L x S x A x K)`.
-        cost_low, reward_high, known_rewards, known_costs: As above, with one row or a row a run; of the known ones None if not given.
+        cost_low, reward_high: As above, with one row or a row a run.
+        known_rewards, known_costs: The same, or None.
         ties: Of tied layers, else None. What a subclass sums up over visits it sums up as `pooled` says.
         uses: Which of "known_rewards" and "known_costs" the learner has a use for.
     """

@@ -100,7 +100,9 @@ class WCOPS(Learner):
         if self.known_rewards is not None and self.loss != "paper":
             raise InvalidInput(f"loss is {self.loss!r}, an estimate of what known_rewards says; leave one of them out.")
         estimated = self.ties is None and self.known_rewards is None
-        if not (type(self.costs) is PaperCosts and self.costs.is_plain and self.loss == "paper" and self.share is None and estimated):
+        if not (
+            type(self.costs) is PaperCosts and self.costs.is_plain and self.loss == "paper" and self.share is None and estimated
+        ):
             self.theorems = ()  # type: ignore[misc]  # the paper proves nothing of such a learner
         self._register_state()
 
