@@ -27,9 +27,8 @@ from .output import bar, board, collect, interrupted, on_terminal, plus_minus, p
 
 # what programs say comes from here as well, so that they know of one place
 __all__ = [
-    *("bar", "board", "collect", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch", "with_interval"),
-    "write_table",
-]
+    "bar", "board", "collect", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch", "with_interval", "write_table",
+]  # fmt: skip
 
 Options = TypeVar("Options")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -111,7 +111,8 @@ def _grid(kernel: Dispatcher, expressions: tuple[str, ...], classes: tuple[type,
 def grid_of(kernel: Dispatcher, arguments: tuple[Any, ...]) -> Any:
     """The GPU kernel that calls kernel(b, b + 1, *arguments) in thread b, with its own part of every `Own`."""
     expressions = tuple(
-        _part(value.record, f"arguments[{j}].record") if isinstance(value, Own) else f"arguments[{j}]" for j, value in enumerate(arguments)
+        _part(value.record, f"arguments[{j}].record") if isinstance(value, Own) else f"arguments[{j}]"
+        for j, value in enumerate(arguments)
     )
     return _grid(kernel, expressions, tuple(_classes(arguments).values()))
 
