@@ -18,9 +18,11 @@ from numba.core import config
 from numba.core.dispatcher import Dispatcher
 from torch import Tensor
 
-from torchcmdp.kernels.projection import project_one
+from torchcmdp.kernels.geometry import Geometry, geometry_of
+from torchcmdp.kernels.projection import Batch, Limits, project_one, project_range
 from torchcmdp.kernels.solver import project_at
-from torchcmdp.kernels.work import carve
+from torchcmdp.kernels.work import carve, memory
+from torchcmdp.layout import Layout
 
 # One warp a block: batches are small, and blocks are what spreads them over the processors.
 THREADS = 32
@@ -92,7 +94,8 @@ def _part(value: Any, name: str) -> str:
     if not isinstance(value, tuple):
         return f"{name}[{':, ' * (len(value.shape) - 1)}b]" if hasattr(value, "shape") else name
     if hasattr(value, "_fields"):
-        return f"{type(value).__name__}({', '.join(_part(part, f'{name}.{field}') for field, part in zip(value._fields, value, strict=True))})"
+        parts = (_part(part, f"{name}.{field}") for field, part in zip(value._fields, value, strict=True))
+        return f"{type(value).__name__}({', '.join(parts)})"
     return f"({''.join(_part(part, f'{name}[{j}]') + ', ' for j, part in enumerate(value))})"
 
 
@@ -111,7 +114,8 @@ def _grid(kernel: Dispatcher, expressions: tuple[str, ...], classes: tuple[type,
 def grid_of(kernel: Dispatcher, arguments: tuple[Any, ...]) -> Any:
     """The GPU kernel that calls kernel(b, b + 1, *arguments) in thread b, with its own part of every `Own`."""
     expressions = tuple(
-        _part(value.record, f"arguments[{j}].record") if isinstance(value, Own) else f"arguments[{j}]" for j, value in enumerate(arguments)
+        _part(value.record, f"arguments[{j}].record") if isinstance(value, Own) else f"arguments[{j}]"
+        for j, value in enumerate(arguments)
     )
     return _grid(kernel, expressions, tuple(_classes(arguments).values()))
 
@@ -163,3 +167,32 @@ def rooms(record: Any, batch: int, device: torch.device) -> Own:
         return torch.empty((*value.shape, batch), dtype=torch.from_numpy(value).dtype, device=device)
 
     return Own(converted(record, room))
+
+
+@lru_cache(maxsize=64)
+def geometry_on(layout: Layout, device: torch.device) -> Geometry:
+    """`geometry_of`, with its arrays as tensors on a device."""
+
+    def moved(value: Any) -> Any:
+        return torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
+
+    geometry: Geometry = converted(geometry_of(layout), moved)
+    return geometry
+
+
+def project_batch(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, limits: Limits) -> Batch:
+    """`projection.project_batch` of contiguous float64 tensors on one device, whose fields are tensors there."""
+    (batch, m), device = costs.shape[:2], target.device
+    geometry = geometry_of(layout)
+    room = rooms(carve.py_func(geometry, m, *memory(geometry, m)), batch, device)
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    outputs = Batch(
+        zeros(*target.shape), torch.full_like(target, -torch.inf), zeros(batch, layout.layers * layout.width), zeros(batch, m),
+        zeros(batch, dtype=torch.int8), zeros(batch), zeros(batch), zeros(batch, dtype=torch.int64),
+    )  # fmt: skip
+    inputs = (target, lower, upper, costs, limits)
+    launch(project_range, batch, device, geometry_on(layout, device), *inputs, room, 0, *outputs)
+    return outputs
