@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import types
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +71,7 @@ def _translated(value: Any, names: tuple[str, ...]) -> Any:
     return value
 
 
-@lru_cache(maxsize=None)
+@cache
 def on_device(function: types.FunctionType) -> Any:
     """A device function with this function's code, in which kernels mean their device functions."""
     from numba import cuda
@@ -99,7 +99,7 @@ def _part(value: Any, name: str) -> str:
     return f"({''.join(_part(part, f'{name}[{j}]') + ', ' for j, part in enumerate(value))})"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _grid(kernel: Dispatcher, expressions: tuple[str, ...], classes: tuple[type, ...]) -> Any:
     """The GPU kernel that calls this one in every thread."""
     from numba import cuda
@@ -138,7 +138,7 @@ def _array(value: Any) -> Any:
 
 
 def launch(kernel: Dispatcher, batch: int, device: torch.device, *arguments: Any) -> None:
-    """Call kernel(b, b + 1, *arguments) for every b below `batch` on torch's current stream, with each thread's part of every `Own`.
+    """Call kernel(b, b + 1, *arguments) for every b below `batch` on torch's stream, with each thread's part of every `Own`.
 
     Args:
         kernel: An `entry` of the CPU.
