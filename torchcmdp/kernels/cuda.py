@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import types
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +18,11 @@ from numba.core import config
 from numba.core.dispatcher import Dispatcher
 from torch import Tensor
 
-from torchcmdp.kernels.projection import project_one
+from torchcmdp.kernels.geometry import Geometry, geometry_of
+from torchcmdp.kernels.projection import Batch, Limits, project_one, project_range
 from torchcmdp.kernels.solver import project_at
-from torchcmdp.kernels.work import carve
+from torchcmdp.kernels.work import carve, memory
+from torchcmdp.layout import Layout
 
 # One warp a block: batches are small, and blocks are what spreads them over the processors.
 THREADS = 32
@@ -69,7 +71,7 @@ def _translated(value: Any, names: tuple[str, ...]) -> Any:
     return value
 
 
-@lru_cache(maxsize=None)
+@cache
 def on_device(function: types.FunctionType) -> Any:
     """A device function with this function's code, in which kernels mean their device functions."""
     from numba import cuda
@@ -92,11 +94,12 @@ def _part(value: Any, name: str) -> str:
     if not isinstance(value, tuple):
         return f"{name}[{':, ' * (len(value.shape) - 1)}b]" if hasattr(value, "shape") else name
     if hasattr(value, "_fields"):
-        return f"{type(value).__name__}({', '.join(_part(part, f'{name}.{field}') for field, part in zip(value._fields, value, strict=True))})"
+        parts = (_part(part, f"{name}.{field}") for field, part in zip(value._fields, value, strict=True))
+        return f"{type(value).__name__}({', '.join(parts)})"
     return f"({''.join(_part(part, f'{name}[{j}]') + ', ' for j, part in enumerate(value))})"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _grid(kernel: Dispatcher, expressions: tuple[str, ...], classes: tuple[type, ...]) -> Any:
     """The GPU kernel that calls this one in every thread."""
     from numba import cuda
@@ -135,7 +138,7 @@ def _array(value: Any) -> Any:
 
 
 def launch(kernel: Dispatcher, batch: int, device: torch.device, *arguments: Any) -> None:
-    """Call kernel(b, b + 1, *arguments) for every b below `batch` on torch's current stream, with each thread's part of every `Own`.
+    """Call kernel(b, b + 1, *arguments) for every b below `batch` on torch's stream, with each thread's part of every `Own`.
 
     Args:
         kernel: An `entry` of the CPU.
@@ -164,3 +167,32 @@ def rooms(record: Any, batch: int, device: torch.device) -> Own:
         return torch.empty((*value.shape, batch), dtype=torch.from_numpy(value).dtype, device=device)
 
     return Own(converted(record, room))
+
+
+@lru_cache(maxsize=64)
+def geometry_on(layout: Layout, device: torch.device) -> Geometry:
+    """`geometry_of`, with its arrays as tensors on a device."""
+
+    def moved(value: Any) -> Any:
+        return torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
+
+    geometry: Geometry = converted(geometry_of(layout), moved)
+    return geometry
+
+
+def project_batch(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, limits: Limits) -> Batch:
+    """`projection.project_batch` of contiguous float64 tensors on one device, whose fields are tensors there."""
+    (batch, m), device = costs.shape[:2], target.device
+    geometry = geometry_of(layout)
+    room = rooms(carve.py_func(geometry, m, *memory(geometry, m)), batch, device)
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    outputs = Batch(
+        zeros(*target.shape), torch.full_like(target, -torch.inf), zeros(batch, layout.layers * layout.width), zeros(batch, m),
+        zeros(batch, dtype=torch.int8), zeros(batch), zeros(batch), zeros(batch, dtype=torch.int64),
+    )  # fmt: skip
+    inputs = (target, lower, upper, costs, limits)
+    launch(project_range, batch, device, geometry_on(layout, device), *inputs, room, 0, *outputs)
+    return outputs
