@@ -121,6 +121,8 @@ VALID: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]] = {
     "testing.check_process": {"make": make_process, "cmdp": CMDP, "episodes": 2},
     "testing.check_environment": {"make": lambda runs: env(runs=runs), "episodes": 2},
     "tuning.Descent": {},
+    "tuning.Smoothed": {"sigma": 0.3, "window": 2},
+    "tuning.Through": {},
     "tuning.Study": {"environment": environment, "instances": 1, "horizon": 2},
     "tuning.estimate_gradient": {"study": STUDY, "scales": POINT},
     "tuning.optimise": {"study": STUDY, "start": POINT, "descent": tc.tuning.Descent(steps=1), "box": BOX, "progress": False},
@@ -132,7 +134,7 @@ VALID: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]] = {
 # Of those that take options, which there are.
 OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("run", "run_split"), tuple(RunKeywords.__annotations__)),
-    **dict.fromkeys(("tuning.forward_derivative", "tuning.reverse_derivative"), ("feedback", "memory", "groups", "tick")),
+    **dict.fromkeys(("tuning.forward_derivative", "tuning.reverse_derivative"), ("feedback", "memory", "groups", "distinct_runs", "tick")),
 }
 
 BAD: dict[str, Any] = {
@@ -170,13 +172,13 @@ BAD: dict[str, Any] = {
 # Names without parameters to spoil, and why.
 EXEMPT: dict[str, str] = {
     "two_path_cmdp": "takes nothing",
-    **dict.fromkeys(("LEARNERS", "tuning.SCALES", "__version__"), "is a value"),
-    **dict.fromkeys(("Learner", "Process", "Solver"), "is an abstract base, tried by the classes made from it"),
+    **dict.fromkeys(("LEARNERS", "tuning.ESTIMATORS", "tuning.SCALES", "__version__"), "is a value"),
+    **dict.fromkeys(("Learner", "Process", "Solver", "tuning.Estimator"), "is an abstract base, tried by the classes made from it"),
     "Status": "is an enumeration",
     **dict.fromkeys(("InvalidInput", "RunFolderError", "TorchCMDPError"), "is an error"),
     **dict.fromkeys(
         ("Evaluation", "OptimisticOptimum", "ProjectionResult", "RunResult", "Trajectory", "nn.SafeOutput", "tuning.Derivative",
-         "tuning.Estimate", "tuning.Played", "tuning.TuningResult"), "is a record that the library fills in"
+         "tuning.Samples", "tuning.Estimate", "tuning.Played", "tuning.TuningResult"), "is a record that the library fills in"
     ),
     "adapters.require": "is asked by the adapters alone",
     "adapters.MissingExtra": "is an error",

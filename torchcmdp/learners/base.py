@@ -168,7 +168,7 @@ class Learner(nn.Module, ABC):
 
     @classmethod
     def multiples(cls) -> tuple[str, ...]:
-        """The names under which `scaled` takes multiples: of every hyperparameter with a default other than zero, but for scales."""
+        """The names under which `scaled` takes multiples: of hyperparameters whose default is not zero, but for scales."""
         known = cls.__signature__.parameters
         names = (name for name, default in cls.hyperparameters.items() if default not in (None, 0) and not name.endswith("_scale"))
         return tuple(f"{name}_scale" for name in names if f"{name}_scale" not in known)

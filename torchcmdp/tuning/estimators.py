@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import check_kind, not_negative, switch
-from torchcmdp.tuning.study import Derivative, Study, check_study, forward_derivative
+from torchcmdp.errors import check_kind, choice, not_negative, number, switch
+from torchcmdp.tuning.study import FEEDBACKS, Derivative, Study, check_study, forward_derivative
 from torchcmdp.tuning.unroll import Played
 
 Tick = Callable[[], Any]
@@ -66,6 +66,13 @@ class Through(Estimator):
     memory: float = 0.98
     score: bool = True
     run_clip: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        choice("feedback", self.feedback, FEEDBACKS)
+        number("memory", self.memory, "a number between 0 and 1", lambda found: 0 <= found <= 1)
+        switch("score", self.score)
+        if self.run_clip is not None:
+            not_negative("run_clip", self.run_clip)
 
     def runs(self, study: Study, parameters: int, repeats: int) -> int:
         """As in `Estimator`: one for every instance, repeat and parameter."""

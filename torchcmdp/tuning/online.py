@@ -1,4 +1,4 @@
-"""Where the gradients of a descent come from: a fresh estimate at every step, or windows of runs that go on while the point moves."""
+"""Where the gradients of a descent come from: a fresh estimate a step, or windows of runs under way while the point moves."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, positive, whole_number
+from torchcmdp.errors import InvalidInput, check_kind, positive, switch, whole_number
 from torchcmdp.tuning.estimators import Estimator, Samples, Through, Tick
 from torchcmdp.tuning.study import Study, named
 from torchcmdp.tuning.unroll import Played, Unroll
@@ -39,6 +39,14 @@ class Smoothed(Estimator):
     redraw: bool = False
     control: Through | None = None
 
+    def __post_init__(self) -> None:
+        for value in self.sigma.values() if isinstance(self.sigma, Mapping) else (self.sigma,):
+            positive("sigma", value)
+        if self.window is not None:
+            whole_number("window", self.window, least=1)
+        switch("redraw", self.redraw)
+        check_kind("control", self.control, Through | None, "a Through, or None")
+
     def runs(self, study: Study, parameters: int, repeats: int) -> int:
         """As in `Estimator`: a pair for every instance and repeat, and what a control plays."""
         extra = 0 if self.control is None else self.control.runs(study, parameters, repeats)
@@ -51,11 +59,11 @@ class Smoothed(Estimator):
             if lacks:
                 raise InvalidInput(f"sigma has no {lacks[0]}; it needs a number for each of {', '.join(names)}.")
         values = [self.sigma[name] if isinstance(self.sigma, Mapping) else self.sigma for name in names]
-        return torch.tensor([positive("sigma", value) for value in values], dtype=torch.float64)
+        return torch.tensor(values, dtype=torch.float64)
 
     def windows(self, study: Study) -> int:
         """How many windows a run has."""
-        window = study.horizon if self.window is None else whole_number("window", self.window, least=1)
+        window = study.horizon if self.window is None else self.window
         if study.horizon % window:
             raise InvalidInput(f"window is {window}; it must divide the horizon, {study.horizon} episodes.")
         return study.horizon // window

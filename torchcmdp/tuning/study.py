@@ -90,7 +90,7 @@ class Study:
         return dict(scales)
 
     def make(self, env: Simulator, scales: Mapping[str, Tensor | float]) -> Learner:
-        """A fresh learner for an environment with some of `names`, floats or `(runs,)`; the rest are those of `options`, or defaults."""
+        """A fresh learner for an environment, with some of `names`, floats or `(runs,)`; the rest are those of `options`."""
         options = {**self.options, **self.check(scales)}
         if "margin" in options:
             costs: CostModel = options.get("costs") or PaperCosts()
