@@ -77,6 +77,7 @@ class WCOPS(Learner):
         "share": None,
     }
     choices = {"loss": ("paper", "doubly-robust"), "violation_threshold": ("paper", "empirical"), "confidence": CONFIDENCE_KINDS}
+    usual_costs: ClassVar[type[CostModel]] = PaperCosts
     loss: str
     violation_threshold: str
     share: Tensor | None
@@ -94,7 +95,7 @@ class WCOPS(Learner):
     ) -> None:
         super().__init__(*args, **settings)
         self.solver = projection_solver(solver)
-        self.costs = cost_model(self, costs, settings)
+        self.costs = cost_model(self, costs, settings, self.usual_costs)
         if self.share is not None and self.share.device.type != "meta" and not (self.share <= 1).all():
             raise InvalidInput(f"share contains {float(self.share.max()):g}; a weight must not exceed one.")
         if not (type(self.costs) is PaperCosts and self.costs.is_plain and self.loss == "paper" and self.share is None):
@@ -104,7 +105,8 @@ class WCOPS(Learner):
     @classmethod
     def scaled(cls, *args: Any, eta_scale: PerRun = 1.0, gamma_scale: PerRun = 1.0, **options: Any) -> Self:
         """WC-OPS with all its constants as multiples of the paper's: `eta_scale`, `gamma_scale` and the scales it has anyway."""
-        steps = {"eta": lambda made: eta_scale * _paper_step(made), "gamma": lambda made: gamma_scale * _paper_step(made)}
+        own: Any = cls.hyperparameters["eta"]  # of S-OPS not the same as of WC-OPS
+        steps = {"eta": lambda made: eta_scale * own(made), "gamma": lambda made: gamma_scale * own(made)}
         return cls(*args, **{**steps, **options})
 
     @classmethod
@@ -187,7 +189,7 @@ class WCOPS(Learner):
     def observe(self, trajectory: Trajectory) -> Evidence:
         """Lines 4 and 5, with the upper occupancy over P_{t-1}: it must not know episode t (D5)."""
         visited, transitions = self.visited(trajectory)
-        upper = upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
+        upper = self.upper_occupancy(trajectory)
         rewards, (paths, costs) = trajectory.rewards.to(self.dtype), path_costs(trajectory, self.dtype)
         seen = (visited, rewards, upper, self.hyperparameter("gamma"))
         if self.loss == "doubly-robust":
@@ -196,6 +198,10 @@ class WCOPS(Learner):
             loss, losses = loss_estimate(*seen), None
         met: dict[str, Tensor] = {"visited": visited, "transitions": transitions, "path_costs": paths, "costs": costs}
         return Evidence(**met, loss=loss, losses=losses)
+
+    def upper_occupancy(self, trajectory: Trajectory) -> Tensor:
+        """u_t, the largest probability with which what was played meets the visited pairs, `(runs x L)`."""
+        return upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
 
     def learn(self, evidence: Evidence) -> None:
         """Lines 6 to 10: count, estimate the costs, rebuild the safe set, project."""
