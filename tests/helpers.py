@@ -19,6 +19,17 @@ HORIZON = 100
 SMALL: dict[str, Any] = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.05, "radius_scale": 0.1}
 # Gamma reacts within a few episodes, and safe sets run empty
 ADAPTIVE = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.02, "radius_scale": 0.05, "threshold_scale": 0.0002}
+
+
+def lenient(learner: tc.Learner) -> tc.Baseline:
+    """The uniform policy, said to be as safe as can be, so that a learner soon plays policies of its own; in general a lie."""
+    like: dict[str, Any] = {"dtype": learner.dtype, "device": learner.device}
+    bounds = torch.full((learner.constraints,), -float(learner.layout.layers), **like)
+    return tc.Baseline(tc.uniform_policy(learner.layout, **like), bounds)
+
+
+# what a learner cannot be made without
+NEEDED: dict[str, dict[str, Any]] = {key: {"baseline": lenient} for key in ("s-ops", "ma-ops", "dope")}
 # settings with which a dozen episodes move every part of a learner
 SETTINGS: dict[str, dict[str, Any]] = {
     "wc-ops": {"threshold_scale": 0.0002, **SMALL},
@@ -27,6 +38,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "opt-primal-dual": {"bonus_scale": 0.001, "radius_scale": 0.001, "primal_step": 0.3, "dual_step": 0.2},
     "pdb-ps": {"eta": 0.5, "gamma": 0.1, "share": 0.02, "dual_step": 0.2, "radius_scale": 0.1},
+    "s-ops": {**SMALL, **NEEDED["s-ops"]},
+    "ma-ops": {**SMALL, "bonus_scale": 0.01, "radius_scale": 0.01, **NEEDED["ma-ops"]},
+    "dope": {"bonus_scale": 0.001, "radius_scale": 0.0001, **NEEDED["dope"]},
 }
 # solvers read their convergence on the host unless they are told how long to work; more iterations take the same path
 ON_META: dict[str, dict[str, Any]] = {
@@ -34,6 +48,12 @@ ON_META: dict[str, dict[str, Any]] = {
     "uob-reps": {"solver": tc.Newton(backend="torch", fixed_iterations=1)},
     "opt-cmdp": {"solver": tc.ColumnGeneration(backend="torch", fixed_iterations=1)},
     "greedy": {"solver": tc.ColumnGeneration(backend="torch", fixed_iterations=1)},
+    "s-ops": {"solver": tc.Newton(backend="torch", fixed_iterations=1)},
+    "ma-ops": {
+        "solver": tc.Newton(backend="torch", fixed_iterations=1),
+        "margin_solver": tc.ColumnGeneration(backend="torch", fixed_iterations=1),
+    },
+    "dope": {"solver": tc.ColumnGeneration(backend="torch", fixed_iterations=1)},
 }
 
 

@@ -134,7 +134,9 @@ VALID: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]] = {
 # Of those that take options, which there are.
 OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("run", "run_split"), tuple(RunKeywords.__annotations__)),
-    **dict.fromkeys(("tuning.forward_derivative", "tuning.reverse_derivative"), ("feedback", "memory", "groups", "distinct_runs", "tick")),
+    **dict.fromkeys(
+        ("tuning.forward_derivative", "tuning.reverse_derivative"), ("feedback", "memory", "groups", "distinct_runs", "tick")
+    ),
 }
 
 BAD: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SETTINGS, simulator
+from helpers import NEEDED, SETTINGS, simulator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -98,7 +98,7 @@ def test_every_learner_survives_every_named_kind(key: str, kind: str) -> None:
 @given(cmdp=cmdps(), small=st.booleans())
 def test_every_learner_survives_every_cmdp(key: str, small: bool, cmdp: tc.LayeredCMDP) -> None:
     """With the settings that the learner comes with, and with small confidence widths, where constraints bind early."""
-    survive(key, cmdp, SETTINGS[key] if small else {})
+    survive(key, cmdp, SETTINGS[key] if small else NEEDED.get(key, {}))
 
 
 def survive(key: str, cmdp: tc.LayeredCMDP, options: dict[str, Any]) -> None:

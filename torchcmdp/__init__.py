@@ -11,12 +11,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from torchcmdp import problems
+from torchcmdp.baselines import Baseline, Mixture, baseline
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
-from torchcmdp.costs import CostModel, Drift, PaperCosts, PriorCosts
+from torchcmdp.costs import CostModel, Drift, MeanCosts, PaperCosts, PriorCosts
 from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
 from torchcmdp.layout import Layout
-from torchcmdp.learners import LEARNERS, PDBPS, UOBREPS, WCOPS, Greedy, Learner, OptCMDP, OptPrimalDual
+from torchcmdp.learners import DOPE, LEARNERS, MAOPS, PDBPS, SOPS, UOBREPS, WCOPS, Greedy, Learner, OptCMDP, OptPrimalDual
 from torchcmdp.metrics import Tracker, growth_exponent, mean_and_interval
 from torchcmdp.occupancy import (
     flow_residual,
@@ -95,9 +96,17 @@ __all__ = [
     "PDBPS",
     "UOBREPS",
     "WCOPS",
+    # Learners that are safe from the first episode, and what they are given
+    "Baseline",
+    "DOPE",
+    "MAOPS",
+    "Mixture",
+    "SOPS",
+    "baseline",
     # What they believe of the costs
     "CostModel",
     "Drift",
+    "MeanCosts",
     "PaperCosts",
     "PriorCosts",
     # Episodes

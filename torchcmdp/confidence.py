@@ -310,3 +310,27 @@ def upper_occupancy_visited(kernels: KernelSet, policy: Tensor, layout: Layout, 
     targets.scatter_(-2, states[..., None, None], 1.0)
     chosen = policy.flatten(-2).gather(-1, (states * layout.actions + actions).unsqueeze(-1))
     return (chosen * _reach(kernels, policy, targets, maximise=True)).squeeze(-1)
+
+
+def worst_value(kernels: KernelSet, policy: Tensor, values: Tensor, *, maximise: bool = True) -> Tensor:
+    """max over the set of <values_i, q^{P,pi}>: the most that a policy may cost, exactly, by a backward recursion.
+
+    The set is a product over pairs and every pair is met at most once an episode, so one kernel attains the maximum everywhere.
+
+    Args:
+        policy: `(... x L x S x A)`.
+        values: Of every pair, `(... x m x L x S x A)`; batch shapes broadcast.
+        maximise: False gives the minimum.
+
+    Returns:
+        `(... x m)`; each i has a kernel of its own.
+    """
+    columns = values.movedim(-4, -1)  # (... x L x S x A x m)
+    chosen = policy.unsqueeze(-1)
+    value = (chosen[..., -1, :, :, :] * columns[..., -1, :, :, :]).sum(-2)
+    if not values.shape[-4]:
+        return value[..., 0, :]
+    for k in range(policy.shape[-3] - 2, -1, -1):
+        ahead = kernels.optimistic(value, maximise=maximise, layer=k)
+        value = (chosen[..., k, :, :, :] * (columns[..., k, :, :, :] + ahead)).sum(-2)
+    return value[..., 0, :]

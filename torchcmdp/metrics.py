@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from torchcmdp.baselines import Mixture
 from torchcmdp.comparators import Comparators, check_entry, stacked
 from torchcmdp.errors import InvalidInput, brief, check_delta, check_tensor
 from torchcmdp.kernels.engine import engine
@@ -359,19 +360,25 @@ class Tracker(Curves):
         super().__init__(env, Comparators(env))
         self.env = env
 
-    def update(self, policy: Tensor, trajectory: Trajectory | None = None) -> None:
+    measures_mixtures = True
+
+    def update(self, policy: Tensor | Mixture, trajectory: Trajectory | None = None) -> None:
         """Add the episode that the simulator has just played.
 
         Args:
-            policy: The policy that was played, `(runs x L x S x A)` or `(L x S x A)`.
+            policy: The policy that was played, `(runs x L x S x A)` or `(L x S x A)`; or the mixture that it was drawn from, whose
+                expectations are then measured, exactly.
             trajectory: What came of it; needed for the realised sums only.
         """
         env, runs = self.env, self.env.runs
         seen = [] if trajectory is None else [trajectory.rewards, trajectory.costs]
-        if engine() != "torch" and _flattenable(policy, env.cmdp.transitions, env.reward_values, env.cost_values, *seen):
+        if isinstance(policy, Mixture):
+            occupancy = policy.occupancy(env.cmdp.transitions, env.layout).detach()
+        elif engine() != "torch" and _flattenable(policy, env.cmdp.transitions, env.reward_values, env.cost_values, *seen):
             self._update_compiled(policy, seen)
             return
-        occupancy = pair_occupancy_of(policy.detach().to(env.dtype), env.cmdp.transitions, env.layout)
+        else:
+            occupancy = pair_occupancy_of(policy.detach().to(env.dtype), env.cmdp.transitions, env.layout)
         rewards, comparator = env.reward_values, self._comparators.safe
         violation = expected_value(env.cost_values, occupancy.unsqueeze(-4)).expand(runs, -1)
         self._add(

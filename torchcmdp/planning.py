@@ -14,7 +14,7 @@ from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, TorchCMDPError, brief, check_kind, check_tensor
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import checked_policy, expected_value, occupancy_of, pair_occupancy_of, policy_of
-from torchcmdp.optimistic import OptimisticOptimum, optimistic_optimum
+from torchcmdp.optimistic import OptimisticOptimum, largest_margin, optimistic_optimum
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.status import Status
 
@@ -95,11 +95,9 @@ def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
     costs = _costs(cmdp, costs)
     if costs.shape[-4] == 0 or cmdp.device.type == "meta":
         return torch.full(cmdp.batch_shape, torch.inf, dtype=cmdp.dtype, device=cmdp.device)
-    # the least common violation of costs that were raised until none is negative, which moves every policy's by the same
-    raised = costs.abs().amax(dim=(-1, -2, -3, -4), keepdim=True)
-    costs = (costs + raised) * cmdp.layout.pair_mask(cmdp.device)
-    least = _solved(torch.zeros_like(cmdp.rewards), cmdp, costs).excess
-    return cmdp.layout.layers * raised.flatten(-4).squeeze(-1) - least
+    margin, optimum = largest_margin(SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, costs))
+    _check_solved(optimum)
+    return margin
 
 
 def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
@@ -280,9 +278,13 @@ def _asked(policy: Callable[[Tensor], Any], cmdp: LayeredCMDP) -> Tensor:
 def _solved(rewards: Tensor, cmdp: LayeredCMDP, costs: Tensor) -> OptimisticOptimum:
     """The linear program of the CMDP's own kernel."""
     solution = optimistic_optimum(rewards, SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, costs))
+    _check_solved(solution)
+    return solution
+
+
+def _check_solved(solution: OptimisticOptimum) -> None:
     if (solution.status == Status.MAX_ITERATIONS).any():
         raise TorchCMDPError("the linear program of a CMDP could not be solved: its numbers are too ill-conditioned.")
-    return solution
 
 
 def _on_meta(cmdp: LayeredCMDP) -> Optimum:

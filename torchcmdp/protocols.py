@@ -32,7 +32,8 @@ class LearnerLike(Protocol):
 
     It may have more: `state_dict` and `load_state_dict` make a run resumable, `state_axes()` says where the runs are in that state
     (by default on the first axis of every tensor), `diagnostics()` is logged and `config()` recorded, and `theorems` names
-    what the bounds of `theory` hold for: of "regret", "violation" and "positive_violation".
+    what the bounds of `theory` hold for: of "regret", "violation" and "positive_violation". A learner that draws its policy before
+    an episode may have the `mixture` that it draws from, which is then measured in place of the draw.
     """
 
     @property
@@ -41,6 +42,12 @@ class LearnerLike(Protocol):
 
     def update(self, trajectory: Trajectory) -> None:
         """Learn from one episode of every run."""
+
+
+def measured(learner: LearnerLike, tracker: object) -> Any:
+    """What a tracker is shown of the next episode: the policy, or the mixture that it was drawn from where both know of mixtures."""
+    mixed = hasattr(learner, "mixture") and getattr(tracker, "measures_mixtures", False)
+    return learner.mixture if mixed else learner.policy
 
 
 class Resumable(Protocol):

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from torchcmdp.errors import InvalidInput, whole_number
 
-ACTION, NEXT_STATE, REWARD, COST = 0, 1, 2, 3  # the purpose of a number; constraint i uses COST + i
-
 _WORD = 2**32
 _MASK = _WORD - 1
 _SLOTS_PER_PURPOSE = 2**16
+
+ACTION, NEXT_STATE, REWARD, COST = 0, 1, 2, 3  # the purpose of a number; constraint i uses COST + i
+COIN = _SLOTS_PER_PURPOSE - 1  # the last purpose, which no constraint has
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
@@ -101,13 +102,24 @@ class RunStreams:
     def _make(self, start: int, episodes: int, constraints: int, layers: int) -> Tensor:
         """Numbers of `episodes` consecutive episodes: `(episodes x runs x L x (3 + m))`."""
         purposes = COST + constraints
-        if layers > _SLOTS_PER_PURPOSE or purposes > _SLOTS_PER_PURPOSE:
+        if layers > _SLOTS_PER_PURPOSE or purposes > COIN:
             raise InvalidInput(f"{layers} layers and {constraints} constraints are too many; each must be below 2**16.")
-        run = torch.arange(self.first_run, self.first_run + self.runs, device=self.device).view(-1, 1)
-        if self.distinct is not None:
-            run = run % self.distinct
+        run = self._indices(self.device).view(-1, 1)
         episode = torch.arange(start, start + episodes, device=self.device).view(-1, 1, 1)
         return uniform_at(self.seed, run, episode, torch.arange(layers, device=self.device), constraints)
+
+    def coin(self, episode: Tensor) -> Tensor:
+        """One more number of an episode, for whom who has to choose before it begins: `(runs,)` float64 in [0, 1).
+
+        Args:
+            episode: An int64 scalar tensor, which is not read on the host; the numbers are made where it is.
+        """
+        return _uniform(self.seed, self._indices(episode.device), episode, torch.full_like(episode, COIN * _SLOTS_PER_PURPOSE))
+
+    def _indices(self, device: torch.device) -> Tensor:
+        """The runs by the numbers that they have, `(runs,)`."""
+        run = torch.arange(self.first_run, self.first_run + self.runs, device=device)
+        return run if self.distinct is None else run % self.distinct
 
 
 def uniform_at(seed: int | Tensor, run: Tensor, episode: Tensor, layer: Tensor, constraints: int) -> Tensor:
@@ -119,7 +131,13 @@ def uniform_at(seed: int | Tensor, run: Tensor, episode: Tensor, layer: Tensor, 
         constraints: m.
     """
     purposes = torch.arange(COST + constraints, device=layer.device) * _SLOTS_PER_PURPOSE
-    key = seed.unsqueeze(-1) if isinstance(seed, Tensor) else torch.full((1,), seed, dtype=torch.int64, device=layer.device)
-    high, low = threefry2x32((key, run.unsqueeze(-1)), (episode.unsqueeze(-1), layer.unsqueeze(-1) + purposes))
+    seed = seed.unsqueeze(-1) if isinstance(seed, Tensor) else seed
+    return _uniform(seed, run.unsqueeze(-1), episode.unsqueeze(-1), layer.unsqueeze(-1) + purposes)
+
+
+def _uniform(seed: int | Tensor, run: Tensor, episode: Tensor, slot: Tensor) -> Tensor:
+    """Numbers in [0, 1) with 53 random bits, of the shape that the arguments broadcast to."""
+    key = seed if isinstance(seed, Tensor) else torch.full((1,), seed, dtype=torch.int64, device=slot.device)
+    high, low = threefry2x32((key, run), (episode, slot))
     bits = high.bitwise_right_shift_(5).mul_(2**26).add_(low.bitwise_right_shift_(6))
     return bits.to(torch.float64).mul_(2.0**-53)

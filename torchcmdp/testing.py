@@ -50,7 +50,8 @@ def check_learner(
     """Valid policies, the same bits again, runs of their own, states that continue, types, and JSON.
 
     Args:
-        make: `make(layout, constraints, runs=, dtype=, device=)` gives a fresh learner, each time the same.
+        make: `make(layout, constraints, runs=, dtype=, device=)` gives a fresh learner, each time the same; with `first_run=` too
+            where it has random numbers of its own, which an attribute of that name says.
         cmdp: What it plays; by default a small one with padding and two constraints.
         episodes: How many it plays.
         dtypes: The floating-point types that it supports; most is checked in the first.
@@ -197,6 +198,8 @@ def _check_playing(make: Callable[..., Any], cmdp: LayeredCMDP, episodes: int) -
     for _ in range(episodes):
         policy = learner.policy
         check_policy(policy, cmdp.layout, RUNS, cmdp.dtype, rounding, learner)
+        if hasattr(learner, "mixture"):
+            _check_mixture(learner, cmdp.layout, cmdp.dtype, rounding)
         kept = policy.clone()
         learner.update(env.rollout(policy))
         _hold(torch.equal(policy, kept), learner, "wrote into a policy that it had handed out")
@@ -219,7 +222,7 @@ def _check_learners_runs(make: Callable[..., Any], cmdp: LayeredCMDP, seen: list
     apart = (first.policy - stirred.policy)[1:].abs().max()
     _hold(apart <= tolerance, first, "let the feedback of one run change the policy of another")
     for j in range(RUNS):
-        alone = _learner(make, cmdp, 1)
+        alone = _learner(make, cmdp, 1, {"first_run": j} if hasattr(first, "first_run") else {})
         own = _play(alone, _simulator(cmdp, 1, first_run=j), len(seen))
         same = all(torch.equal(a.actions[0], b.actions[j]) for a, b in zip(own, seen, strict=True))
         near = (alone.policy[0] - first.policy[j]).abs().max() <= tolerance
@@ -336,8 +339,19 @@ def _default_cmdp() -> LayeredCMDP:
     return random_cmdp((1, 3, 2, 4, 1), actions=3, constraints=2, seed=3)
 
 
-def _learner(make: Callable[..., Any], cmdp: LayeredCMDP, runs: int) -> Any:
-    return make(cmdp.layout, cmdp.constraints, runs=runs, dtype=cmdp.dtype, device=cmdp.device)
+def _learner(make: Callable[..., Any], cmdp: LayeredCMDP, runs: int, luck: dict[str, int] | None = None) -> Any:
+    return make(cmdp.layout, cmdp.constraints, runs=runs, dtype=cmdp.dtype, device=cmdp.device, **(luck or {}))
+
+
+def _check_mixture(learner: Any, layout: Layout, dtype: torch.dtype, rounding: float) -> None:
+    """What a learner says that it draws its policy from: probabilities, policies, and the one that it plays among them."""
+    weights, policies, played = learner.mixture.weights, learner.mixture.policies, learner.policy
+    fits = (weights >= 0).all() and ((weights.sum(-1) - 1).abs() < rounding).all()
+    _hold(fits, learner, "has a mixture whose weights are no probabilities")
+    for each in policies.unbind(1):
+        check_policy(each, layout, RUNS, dtype, rounding, learner)
+    drawn = (policies == played.unsqueeze(1)).flatten(2).all(-1) & (weights > 0)
+    _hold(drawn.any(-1).all(), learner, "plays a policy that is not in its mixture")
 
 
 def _simulator(cmdp: LayeredCMDP, runs: int, first_run: int = 0) -> Simulator:

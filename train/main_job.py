@@ -13,7 +13,7 @@ import torch
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
-from torchcmdp.learners import LEARNERS, Learner
+from torchcmdp.learners import LEARNERS, Guarded, Learner
 from torchcmdp.run import run_split
 
 from . import program
@@ -68,8 +68,14 @@ class Options:
 
     env: Literal["random", "FrozenLake-v1", "CliffWalking-v1"] = "random"
     """A random CMDP; or a Gymnasium environment, with falling in a hole or off the cliff as the cost (needs torchcmdp[gym])."""
-    learner: Literal["wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps", "wc-ops-practical"] | None = None
-    """Who plays alone; four of them together by default. opt-primal-dual is told the true Slater gap, which its step sizes need."""
+    learner: (
+        Literal[
+            "wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps", "s-ops", "ma-ops", "dope", "wc-ops-practical"
+        ]
+        | None
+    ) = None
+    """Who plays alone; four of them together by default. opt-primal-dual is told the true Slater gap, which its step sizes need;
+    s-ops, ma-ops and dope are given a baseline."""
     episodes: Count | None = None
     """How many episodes every run has; also the horizon that the step sizes are made for. 20,000 alone and 2,000 together."""
     runs: Count = 32  # Independent runs, played as one batch; the bands are 95% intervals over them.
@@ -101,6 +107,8 @@ class Options:
     cap_scale: NotNegative = 1.0  # Multiplies the violation at which it forgets no faster; 1 is the paper's.
     confidence: Literal["entrywise", "l1", "bernstein"] = "entrywise"
     """Kind of transition confidence set; entrywise is the paper's."""
+    baseline_share: Positive = 0.5
+    """Of s-ops, ma-ops and dope: the margin of the baseline that they are given, as a share of the Slater gap, at most 1."""
     log_every: Count | None = None  # Episodes between logging points; about 200 points by default, and never more than 10,000.
     checkpoint_every: NotNegative = 30.0  # Seconds between checkpoints.
     checkpoint_episodes: Count | None = None  # Episodes between checkpoints, besides those that the time asks for.
@@ -224,6 +232,8 @@ def build(
     settings = given(options, SETTINGS)
     if name == "opt-primal-dual":
         settings["slater_gap"] = float(tc.slater_gap(cmdp))
+    if name != PRACTICAL:
+        settings |= program.protection(name, cmdp, options.baseline_share, seed=options.seed, first_run=first_run)
     kind: Any = tc.WCOPS.practical if name == PRACTICAL else LEARNERS[name]
     size = (cmdp.layout, cmdp.constraints, options.episodes or ALONE, options.delta, runs)
     return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
@@ -303,6 +313,8 @@ def _check_combination(options: Options, typed: set[str]) -> None:
     for name in filter(typed.__contains__, foreign):
         owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"
         raise tc.InvalidInput(f"{spelled(name)} belongs to {owner}, and --env is {options.env}.")
+    if "baseline_share" in typed and not (options.learner in LEARNERS and issubclass(LEARNERS[options.learner], Guarded)):
+        raise tc.InvalidInput("--baseline-share belongs to a learner with a baseline; give --learner s-ops, ma-ops or dope.")
     # what is practical about the practical one are its own constants
     taken = {"solver"} if options.learner == PRACTICAL else settings_of(options.learner) if options.learner else set()
     for name in filter(typed.__contains__, SETTINGS):

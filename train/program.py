@@ -19,15 +19,19 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 import torch
 import tyro
 
+from torchcmdp.baselines import baseline
+from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS
+from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS, Guarded
+from torchcmdp.planning import slater_gap
 
 from .output import bar, board, collect, interrupted, on_terminal, plus_minus, publish, table, watch, with_interval, write_table
 
 # what programs say comes from here as well, so that they know of one place
 __all__ = [
-    "bar", "board", "collect", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch", "with_interval", "write_table",
+    "bar", "board", "collect", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch", "with_interval",
+    "write_table",
 ]  # fmt: skip
 
 Options = TypeVar("Options")
@@ -251,6 +255,21 @@ def settings_of(learner: str) -> set[str]:
     if issubclass(kind, UOBREPS):  # its class takes what WC-OPS takes, but it does not look at costs
         names -= {"bonus_scale", "threshold_scale", "cap_scale", "violation_threshold"}
     return names if issubclass(kind, WCOPS) else names - {"solver"}
+
+
+def protection(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
+    """What a learner that is safe from the first episode is given: a baseline with a share of the Slater gap, and whose coins.
+
+    Args:
+        key: Of the learner; nothing for the others.
+        cmdp: What it will play, one for all runs or one a run.
+        share: Of the largest margin that a policy has.
+        luck: `seed`, `first_run` and `distinct_runs` of the simulator.
+    """
+    if not issubclass(LEARNERS[key], Guarded):
+        return {}
+    gap = slater_gap(cmdp)
+    return {"baseline": baseline(cmdp, None if gap.isinf().all() else share * gap), **luck}
 
 
 def in_options(sentence: str, options: type | None) -> str:

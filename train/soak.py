@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
+from torchcmdp.learners import Guarded
+from torchcmdp.protocols import measured
 
-from .program import Count, Positive, bar, begin, check_device, choose, publish, settings_of, table
+from .program import Count, Positive, bar, begin, check_device, choose, protection, publish, settings_of, table
 
 QUICK = (32, 100)
 ROW_SUM_TOLERANCE = 1e-9
+LEAST_MARGIN = 1e-6  # of a policy that a learner with a baseline can be given
 
 
 @dataclass
@@ -26,7 +29,7 @@ class Options:
     A quarter of the CMDPs is plain, a quarter just feasible, in a quarter no policy is safe, and a quarter is deterministic.
     A failure is a run-episode with an exception, a policy that is none (negative, not summing to one, not zero in the padding), or
     a number that is not finite. Elastic projections and infeasible programs are no failures: they are what a learner does where no
-    policy is safe. The table also goes into LOGDIR/NAME/soak.md. The exit code is 1 where there was a failure.
+    policy is safe. S-OPS, MA-OPS and DOPE play the CMDPs in which some policy has a margin. The table also goes into LOGDIR/NAME/soak.md. The exit code is 1 where there was a failure.
 
     Examples:
       python -m train soak
@@ -109,6 +112,11 @@ def instance(options: Options, j: int) -> tc.LayeredCMDP:
 def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     """Play one learner in all CMDPs at once."""
     tally, start = Tally(), time.perf_counter()
+    if issubclass(tc.LEARNERS[name], Guarded):
+        room = tc.slater_gap(cmdps) > LEAST_MARGIN
+        if not room.any():
+            return tally
+        cmdps = tc.LayeredCMDP(cmdps.layout, *(x[room] for x in (cmdps.transitions, cmdps.rewards, cmdps.costs)))
     runs = len(cmdps.transitions)
     env = tc.Simulator(cmdps, tc.Bernoulli(cmdps.rewards), tc.Bernoulli(cmdps.costs, low=-1), runs=runs, seed=options.seed)
     learner = make(name, cmdps, options)
@@ -116,9 +124,9 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     broken = torch.zeros((), dtype=torch.int64, device=cmdps.device)
     try:
         for _ in bar(range(options.episodes), learner.name):
-            policy = learner.policy
-            trajectory = env.rollout(policy)
-            tracker.update(policy, trajectory)
+            shown = measured(learner, tracker)
+            trajectory = env.rollout(learner.policy)
+            tracker.update(shown, trajectory)
             learner.update(trajectory)
             diagnostics = learner.diagnostics()
             broken = broken + (~_valid(learner.policy, cmdps.layout) | ~_finite(diagnostics, runs, cmdps.device)).sum()
@@ -143,7 +151,7 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
 def make(name: str, cmdps: tc.LayeredCMDP, options: Options) -> tc.Learner:
     """The learner of that name, with bonuses and widths at a scale where it has them."""
     settings: dict[str, Any] = dict.fromkeys({"bonus_scale", "radius_scale"} & settings_of(name), options.scale)
-    settings |= {"dtype": cmdps.dtype, "device": cmdps.device}
+    settings |= {"dtype": cmdps.dtype, "device": cmdps.device, **protection(name, cmdps, 0.5, seed=options.seed)}
     return tc.LEARNERS[name](cmdps.layout, cmdps.constraints, options.episodes, runs=len(cmdps.transitions), **settings)
 
 

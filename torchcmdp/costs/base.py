@@ -71,6 +71,7 @@ class CostModel(nn.Module, ABC):
 
     Attributes:
         name: What the model is called in configurations.
+        of_learner: The settings of the learner that it looks at.
         cost_estimate: ghat_i, `(runs x m x L x S x A)`.
         samples: n(x,a), how many samples an estimate is worth, `(runs x L x S x A)`; None without a drift test, where they are the
             visits.
@@ -78,6 +79,7 @@ class CostModel(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    of_learner: ClassVar[tuple[str, ...]] = ()
     cost_estimate: Tensor
     margin: Tensor | None
     samples: Tensor | None

@@ -1,11 +1,15 @@
 """Learners: anything with a `policy` and an `update(trajectory)`."""
 
 from torchcmdp.learners.base import Learner
+from torchcmdp.learners.dope import DOPE
 from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.greedy import Greedy
+from torchcmdp.learners.guarded import Guarded
+from torchcmdp.learners.maops import MAOPS
 from torchcmdp.learners.opt_cmdp import OptCMDP
 from torchcmdp.learners.opt_primal_dual import OptPrimalDual
 from torchcmdp.learners.pdbps import PDBPS
+from torchcmdp.learners.sops import SOPS
 from torchcmdp.learners.uobreps import UOBREPS
 from torchcmdp.learners.wcops import WCOPS
 
@@ -16,6 +20,12 @@ LEARNERS: dict[str, type[Learner]] = {
     "greedy": Greedy,
     "opt-primal-dual": OptPrimalDual,
     "pdb-ps": PDBPS,
+    "s-ops": SOPS,
+    "ma-ops": MAOPS,
+    "dope": DOPE,
 }
 
-__all__ = ["LEARNERS", "Evidence", "Greedy", "Learner", "OptCMDP", "OptPrimalDual", "PDBPS", "UOBREPS", "WCOPS"]
+__all__ = [
+    "DOPE", "LEARNERS", "MAOPS", "PDBPS", "SOPS", "UOBREPS", "WCOPS", "Evidence", "Greedy", "Guarded", "Learner", "OptCMDP",
+    "OptPrimalDual",
+]  # fmt: skip

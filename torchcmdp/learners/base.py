@@ -6,7 +6,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,7 @@ class Learner(nn.Module, ABC):
         self.add_zeros("transition_visits", *layout.transition_shape)
         given = {"cost_low": cost_low, "reward_high": reward_high, "known_rewards": known_rewards, "known_costs": known_costs}
         self._add_known({name: value for name, value in given.items() if value is not None})
-        self.ties = None if tied_layers is None or tied_layers is False else Ties(layout, tied_layers, device)
+        self.ties = None if tied_layers is None or tied_layers is False else Ties(layout, cast(Tensor, tied_layers), device)
         for name in settings:
             choice(f"an argument of {type(self).__name__}", name, tuple(self.__signature__.parameters))
         for name, default in self.hyperparameters.items():

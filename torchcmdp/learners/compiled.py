@@ -76,7 +76,7 @@ def obstacle(learner: Learner) -> str:
     """What keeps kernels from doing a learner's updates, as a clause; empty where nothing does. The one place that decides it."""
     name = type(learner).__name__
     if face_of(type(learner)) is None:
-        return f"{name} is no learner of this library, nor exactly one: a subclass may do anything"
+        return f"{name} has no kernels: some learners of this library have, and a subclass may do anything"
     if learner.device.type != "cpu":
         return f"{name} is on {learner.device}, and kernels compute on the CPU"
     if learner.dtype != torch.float64:

@@ -97,7 +97,10 @@ class OptCMDP(EmpiricalLearner):
             evidence = CostEvidence(self.visited(trajectory)[0], paths, costs)
             self.costs.observe(evidence, self)
         self.count(trajectory)
-        optimum = optimistic_optimum(*self.program(), solver=self.solver)
+        self.take(optimistic_optimum(*self.program(), solver=self.solver))
+
+    def take(self, optimum: OptimisticOptimum) -> None:
+        """Plan the next episode by what the linear program found."""
         self.plan = policy_of(optimum.occupancy, self.layout)
         if self.costs is not None:
             self.planned = optimum.occupancy.sum(-1).to(self.dtype)

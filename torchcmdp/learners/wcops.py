@@ -66,7 +66,7 @@ class WCOPS(Learner):
 
     name = "WC-OPS"
     theorems: ClassVar[Sequence[str]] = ("regret", "violation", "positive_violation")
-    uses = ("known_rewards", "known_costs")
+    uses: ClassVar[Sequence[str]] = ("known_rewards", "known_costs")
     hyperparameters = {
         "eta": _paper_step,
         "gamma": _paper_step,
@@ -77,6 +77,7 @@ class WCOPS(Learner):
         "share": None,
     }
     choices = {"loss": ("paper", "doubly-robust"), "violation_threshold": ("paper", "empirical"), "confidence": CONFIDENCE_KINDS}
+    usual_costs: ClassVar[type[CostModel]] = PaperCosts
     loss: str
     violation_threshold: str
     share: Tensor | None
@@ -94,7 +95,7 @@ class WCOPS(Learner):
     ) -> None:
         super().__init__(*args, **settings)
         self.solver = projection_solver(solver)
-        self.costs = cost_model(self, costs, settings)
+        self.costs = cost_model(self, costs, settings, self.usual_costs)
         if self.share is not None and self.share.device.type != "meta" and not (self.share <= 1).all():
             raise InvalidInput(f"share contains {float(self.share.max()):g}; a weight must not exceed one.")
         if self.known_rewards is not None and self.loss != "paper":
@@ -195,12 +196,15 @@ class WCOPS(Learner):
         """The loss estimate, or the loss itself where rewards are known, and for a doubly robust one the losses met."""
         if self.known_rewards is not None:
             return ((1 - self.known_rewards) * self.layout.pair_mask(self.device)).expand_as(visited), None
-        upper = upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
         rewards = trajectory.rewards.to(self.dtype)
-        seen = (visited, rewards, upper, self.hyperparameter("gamma"))
+        seen = (visited, rewards, self.upper_occupancy(trajectory), self.hyperparameter("gamma"))
         if self.loss == "doubly-robust":
             return doubly_robust_loss(*seen, self.mean_loss, self.visits), visited * (1 - rewards)[..., None, None]
         return loss_estimate(*seen), None
+
+    def upper_occupancy(self, trajectory: Trajectory) -> Tensor:
+        """u_t, the largest probability with which what was played meets the visited pairs, `(runs x L)`."""
+        return upper_occupancy_visited(self.kernels, self.policy, self.layout, trajectory.states, trajectory.actions)
 
     def learn(self, evidence: Evidence) -> None:
         """Lines 6 to 10: count, estimate the costs, rebuild the safe set, project."""

@@ -15,7 +15,7 @@ from torchcmdp.safe_set import SafeSet, flattened, refuse
 from torchcmdp.solver import IterativeSolver, resolve
 from torchcmdp.status import INVALID
 
-__all__ = ["ColumnGeneration", "OptimisticOptimum", "ProgramSolver", "optimistic_optimum", "program_solver"]
+__all__ = ["ColumnGeneration", "OptimisticOptimum", "ProgramSolver", "largest_margin", "optimistic_optimum", "program_solver"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,26 @@ def optimistic_optimum(
             f"rewards is on {rewards.device}, but the safe set on {safe_set.costs.device}; both must be on one device."
         )
     return program_solver(solver).solve(rewards, safe_set)
+
+
+def largest_margin(safe_set: SafeSet, *, solver: str | ProgramSolver = "column_generation") -> tuple[Tensor, OptimisticOptimum]:
+    """max_q min_i -<costs_i, q> over the policies and kernels of a set, `(...)`, and the optimum that attains it.
+
+    Negative where no q is safe, and +inf without constraints.
+    """
+    check_kind("safe_set", safe_set, SafeSet, "a SafeSet")
+    layout, costs = safe_set.layout, safe_set.costs
+    # the least common violation of costs that were raised until none is negative, which moves every policy's by the same
+    raised = (
+        costs.abs().amax(dim=(-1, -2, -3, -4), keepdim=True)
+        if safe_set.constraints
+        else costs.new_zeros(*costs.shape[:-4], *[1] * 4)
+    )
+    risen = (costs + raised) * layout.pair_mask(costs.device)
+    rewards = costs.new_zeros(*costs.shape[:-4], *layout.pair_shape)
+    optimum = optimistic_optimum(rewards, SafeSet(layout, safe_set.lower, safe_set.upper, risen), solver=solver)
+    margin = layout.layers * raised.flatten(-4).squeeze(-1) - optimum.excess
+    return (margin if safe_set.constraints else torch.full_like(margin, torch.inf)), optimum
 
 
 def _solve_compiled(flat: list[Tensor], layout: Layout, max_iterations: int) -> list[Tensor]:

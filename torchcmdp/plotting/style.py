@@ -28,6 +28,9 @@ COLOURS: Mapping[str, str] = {
     "PDB-PS": "#CC79A7",
     "Greedy": "#E69F00",
     "UOB-REPS": "#000000",
+    "S-OPS": "#7A5195",
+    "MA-OPS": "#8C564B",
+    "DOPE": "#6B8E23",
 }
 STYLES: Sequence[Any] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 INK, GREY, RULE = "#333333", "#777777", "#E5E5E5"

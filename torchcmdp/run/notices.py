@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchcmdp.errors import warn
 from torchcmdp.kernels.engine import engine
+from torchcmdp.learners.guarded import REFUTED
 from torchcmdp.status import Status
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ class Notices:
                 NO_SAFE_POLICY,
                 f"no policy is safe in {share:.3g} of the runs, whose regret is NaN, and so is its mean; loosen the costs, or look "
                 f"at the violations and the alpha-regret. The tag {NO_SAFE_POLICY} has the share.",
+            )
+        if row.get(REFUTED, 0.0) > 0:
+            self._say(
+                REFUTED,
+                f"what was seen refutes the cost bounds of the baseline in {row[REFUTED]:.3g} of the episodes since the last logging "
+                f"point: nothing is promised there; give bounds that the baseline keeps. The tag {REFUTED} counts such episodes.",
             )
         for status in (Status.MAX_ITERATIONS, Status.INVALID):
             tag = f"Solver/{status.name.lower()}"

@@ -19,7 +19,7 @@ from torchcmdp.identity import attributes_of, config_of, has_attributes
 from torchcmdp.kernels.engine import engine
 from torchcmdp.metrics import Tracker, mean_and_interval
 from torchcmdp.processes import stateless
-from torchcmdp.protocols import EnvironmentLike, LearnerLike, TrackerLike, first_axes
+from torchcmdp.protocols import EnvironmentLike, LearnerLike, TrackerLike, first_axes, measured
 from torchcmdp.run.blocks import Blocks, obstacle
 from torchcmdp.run.diagnostics import Diagnostics
 from torchcmdp.run.notices import NO_SAFE_POLICY, PAST_HORIZON, Notices
@@ -165,9 +165,9 @@ class Session:
 
     def _step(self) -> None:
         """One episode: play, measure, learn. Nothing here reads a tensor's value."""
-        policy = self.learner.policy
-        trajectory = self.env.rollout(policy)
-        self.tracker.update(policy, trajectory)
+        shown = measured(self.learner, self.tracker)
+        trajectory = self.env.rollout(self.learner.policy)
+        self.tracker.update(shown, trajectory)
         self.learner.update(trajectory)
         self.diagnostics.add(getattr(self.learner, "diagnostics", dict)())
 

@@ -89,7 +89,7 @@ class Unroll:
 
     def state(self) -> dict[str, Any]:
         """All of it as plain data, for `restore`."""
-        parts = {"learner": self.learner, "env": self.env, "tracker": self._tracker}
+        parts: dict[str, Any] = {"learner": self.learner, "env": self.env, "tracker": self._tracker}
         return {**{name: part.state_dict() for name, part in parts.items()}, "episode": self.episode}
 
     def restore(self, state: dict[str, Any]) -> None:

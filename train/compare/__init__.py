@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torchcmdp as tc
 from torchcmdp.folder import RunFolder
-from torchcmdp.learners import LEARNERS, Learner
+from torchcmdp.learners import LEARNERS, Guarded, Learner
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 
 from .. import program
@@ -34,7 +34,8 @@ class Options:
 
     Into LOGDIR/NAME go report.md and report.html, for each problem a table and a figure (regret against positive violation with
     95% intervals, curves beside), and a run folder for each learner. The same command continues an interrupted comparison and
-    repeats the report of a finished one. Every learner is told what the problem's units say about the ends of rewards and costs.
+    repeats the report of a finished one. S-OPS, MA-OPS and DOPE have their own constants and a baseline with half of the Slater gap;
+    they sit out where no policy has a margin, or where the costs change. Every learner is told what the problem's units say about the ends of rewards and costs.
 
     Examples:
       python -m train compare --quick
@@ -67,15 +68,23 @@ def main(arguments: Sequence[str]) -> int:
     _begin(folder, options)
     results: Results = {}
     jobs = [(problem, learner) for problem in options.problems for learner in options.learners]
-    for problem, learner in program.bar(jobs, "comparison"):
+    for problem, learner in program.bar([job for job in jobs if plays(*job)], "comparison"):
         result = play(options, problem, learner, folder)
         if not result.completed:
             return program.interrupted(f" in {learner} on {problem}", options.fresh)
         results.setdefault(problem, {})[learner] = result
-        if len(results[problem]) == len(options.learners):
-            write_problem(folder, problem, results[problem])
+    for problem, found in results.items():
+        write_problem(folder, problem, found)
     write_report(folder, results, asdict(options))
     return 0
+
+
+def plays(name: str, key: str) -> bool:
+    """Whether a learner can play a problem: one with a baseline needs a policy with a margin, and costs that do not change."""
+    if not issubclass(LEARNERS[key.removesuffix(PRACTICAL)], Guarded):
+        return True
+    env = tc.problems.make(name).simulator(1, 0, 2)
+    return bool(env.costs.stationary and (tc.slater_gap(env.cmdp) > 1e-6).all())
 
 
 def play(options: Options, name: str, key: str, folder: Path) -> tc.RunResult:
@@ -100,6 +109,8 @@ def build(key: str, constants: str, env: tc.Simulator, episodes: int) -> Learner
     elif key == "uob-reps":  # WC-OPS that does not look at the costs has its constants
         scales = {name: value for name, value in PRACTICAL_SCALES.items() if name in ("eta_scale", "gamma_scale", "radius_scale")}
         given = scales if constants == "tuned" else {}
+    elif issubclass(kind, Guarded):  # its promise is that of its own constants
+        given = program.protection(key, cmdp, 0.5, seed=env.seed, first_run=env.first_run)
     elif key != "greedy":
         given = settings(key, {"scale": 1.0, **own} if key == "pdb-ps" else own, cmdp)
     if cmdp.units is not None:

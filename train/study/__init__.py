@@ -1,4 +1,4 @@
-"""`python -m train study [compare|alarms]`: which learner to choose, and how often the drift test rings for nothing."""
+"""`python -m train study [compare|alarms|safe]`: which learner to choose, false alarms of the drift test, and whether promises are kept."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ STUDIES = {
         f"{__package__}.compare", "learners with equal search effort on held-out instances (what `study` alone does)"
     ),
     "alarms": Command(f"{__package__}.alarms", "how often the drift test rings where nothing has changed"),
+    "safe": Command(f"{__package__}.safe", "learners with a baseline on random instances: how many episodes were unsafe"),
 }
 
 

@@ -1,0 +1,172 @@
+"""MA-OPS, margin-aware: look for a baseline with half of the largest margin there is, then play S-OPS with it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcmdp.baselines import margin_of
+from torchcmdp.errors import check_delta
+from torchcmdp.identity import config_of
+from torchcmdp.layout import Layout
+from torchcmdp.learners.evidence import Evidence
+from torchcmdp.learners.sops import SOPS, safe_step
+from torchcmdp.occupancy import policy_of, uniform_policy
+from torchcmdp.optimistic import ProgramSolver, largest_margin, program_solver
+from torchcmdp.projection import ProjectionResult, project
+from torchcmdp.safe_set import SafeSet
+from torchcmdp.trajectory import Trajectory
+
+
+class MAOPS(SOPS):
+    """MA-OPS (Zuo and Stradi, arXiv 2610.12153) in every run of a batch; each run is in a phase of its own.
+
+    In phase 1 a run explores with the policy that optimism calls safest, mixed with the baseline by the rule of S-OPS, until its
+    margin, by pessimism, or that of the baseline is at least half of the largest that optimism allows. Phase 2 is S-OPS with the
+    better baseline. It promises what S-OPS promises, with regret O(sqrt(T) / rho + 1 / (d rho)) for the largest margin rho there is.
+
+    Args:
+        layout, constraints, horizon, runs, dtype, device: As for every `Learner`.
+        delta: Failure probability, half of it for each phase.
+        baseline, seed, first_run, distinct_runs, bonus_scale, radius_scale, share, loss, confidence, solver, costs: As in `SOPS`.
+        eta: Of phase 2, as in `SOPS`; where that begins late, it grows to what it would be for the episodes that are left.
+        gamma: The same.
+        margin_solver: Of the linear program of phase 1, as the solver of `OptCMDP`.
+
+    Attributes:
+        exploring: Whether a run is in phase 1, `(runs,)` bool.
+        plan: What phase 1 explores with, `(runs x L x S x A)`.
+        step_factor: What multiplies eta and gamma, `(runs,)`.
+    """
+
+    name = "MA-OPS"
+    exploring: Tensor
+    plan: Tensor
+    step_factor: Tensor
+
+    def __init__(
+        self,
+        layout: Layout,
+        constraints: int,
+        horizon: int,
+        delta: float = 0.01,
+        *args: Any,
+        margin_solver: str | ProgramSolver = "column_generation",
+        **settings: Any,
+    ) -> None:
+        check_delta(delta)
+        super().__init__(layout, constraints, horizon, delta / 2, *args, **settings)
+        self.margin_solver = program_solver(margin_solver)
+        uniform = uniform_policy(layout, dtype=self.dtype, device=self.device)
+        self.register_buffer("plan", uniform.expand(self.runs, -1, -1, -1).contiguous())
+        self.register_buffer("exploring", 2 * margin_of(self.baseline_bounds) < layout.layers)
+        self.register_buffer("step_factor", torch.ones(self.runs, dtype=self.dtype, device=self.device))
+
+    @property
+    def own_policy(self) -> Tensor:
+        """What phase 1 explores with, or the policy of qhat_t in phase 2, `(runs x L x S x A)`."""
+        return self._kept("own_policy", self._either, self.log_occupancy, self.plan, self.exploring)
+
+    def _either(self) -> Tensor:
+        return torch.where(self.exploring[:, None, None, None], self.plan, self._policy())
+
+    @property
+    def _sources(self) -> tuple[Tensor, ...]:
+        return (*super()._sources, self.plan, self.exploring)
+
+    def hyperparameter(self, name: str) -> Tensor:
+        """The values of a hyperparameter, the steps for the episodes that are left to phase 2: `(runs,)`."""
+        value = super().hyperparameter(name)
+        return value * self.step_factor if name in ("eta", "gamma") and "step_factor" in self._buffers else value
+
+    def observe(self, trajectory: Trajectory) -> Evidence:
+        """What an episode tells; nothing where phase 1 played the baseline."""
+        evidence = super().observe(trajectory)
+        counts = (~(self.exploring & self.on_baseline)).to(self.dtype)
+        pairs = counts[:, None, None, None]
+        return replace(
+            evidence,
+            visited=evidence.visited * pairs,
+            transitions=evidence.transitions * pairs.unsqueeze(-1),
+            path_costs=evidence.path_costs * counts[:, None],
+            losses=None if evidence.losses is None else evidence.losses * pairs,
+        )
+
+    def learn(self, evidence: Evidence) -> None:
+        """A step of phase 2 where that has begun, and of phase 1 where it was explored."""
+        explored = self.exploring & ~self.on_baseline
+        super().learn(evidence)
+        rows = _rows(explored)
+        if len(rows):
+            self._plan(explored, rows)
+
+    def _plan(self, explored: Tensor, rows: Tensor) -> None:
+        """The optimistically safest policy where it was explored; end phase 1 where a margin is half of the best imaginable."""
+        hopeful = self.costs.optimistic(self)[rows]
+        imagined = SafeSet(self.layout, self.kernels.lower[rows], self.kernels.upper[rows], hopeful)
+        margin, optimum = largest_margin(imagined, solver=self.margin_solver)
+        best = self.step_factor.new_zeros(self.runs).index_copy(0, rows, margin.clamp_max(self.layout.layers).to(self.dtype))
+        found = self.plan.index_copy(0, rows, policy_of(optimum.occupancy, self.layout).to(self.dtype))
+        self.plan = torch.where(explored[:, None, None, None], found, self.plan)
+        worst = self.worst_costs(self.plan)
+        kept = explored & (2 * margin_of(self.baseline_bounds) >= best)
+        better = explored & ~kept & (2 * margin_of(worst) >= best)
+        self.baseline_policy = torch.where(better[:, None, None, None], self.plan, self.baseline_policy)
+        self.baseline_bounds = torch.where(better[:, None], worst, self.baseline_bounds)
+        ended = kept | better
+        self.exploring = self.exploring & ~ended
+        left = (self.horizon - self.episode).clamp_min(1).to(self.dtype)
+        self.step_factor = torch.where(ended, self._lengthened(left), self.step_factor)
+
+    def _lengthened(self, left: Tensor) -> Tensor:
+        """By how much the steps for so many episodes exceed those for T."""
+        slope = self.layout.layers / (self.layout.total_states * self.layout.actions)
+        whole = safe_step(self, self.horizon) ** 2  # slope (ln T + constant) / T
+        constant = whole * self.horizon / slope - torch.log(torch.full_like(left, self.horizon))
+        return (slope * (left.log() + constant) / left / whole).sqrt()
+
+    def _project(self, loss: Tensor, safe_set: SafeSet) -> ProjectionResult:
+        """Line 10 where phase 2 has begun; a run that explores keeps its occupancy."""
+        rows = _rows(~self.exploring)
+        part = SafeSet(self.layout, *(bounds[rows] for bounds in (safe_set.lower, safe_set.upper, safe_set.costs)))
+        reference, eta = self.log_reference, self.hyperparameter("eta")
+        solved: dict[str, Tensor] = {}
+        if len(rows):
+            found = project(loss[rows], None, part, eta[rows], log_reference=reference[rows], solver=self.solver)
+            solved = {field.name: getattr(found, field.name) for field in fields(found)}
+        blank = self._untouched()
+        whole = {name: held.index_copy(0, rows, solved[name].to(held)) if solved else held for name, held in blank.items()}
+        still = {name: self.exploring.view(-1, *[1] * (held.dim() - 1)) for name, held in blank.items()}
+        return ProjectionResult(**{name: torch.where(still[name], blank[name], whole[name]) for name in blank})
+
+    def _untouched(self) -> dict[str, Tensor]:
+        """The fields of a projection that has not happened."""
+        log_occupancy, zeros = self.log_occupancy.detach(), self.log_occupancy.new_zeros(self.runs)
+        whole = {
+            name: torch.zeros_like(zeros, dtype=dtype) for name, dtype in (("status", torch.int8), ("iterations", torch.int64))
+        }
+        return {
+            "occupancy": self.occupancy.detach(),
+            "log_occupancy": log_occupancy,
+            "potentials": zeros.new_zeros(self.runs, *self.layout.pair_shape[:2]),
+            "multipliers": zeros.new_zeros(self.runs, self.constraints),
+            "residual": zeros,
+            "gap": zeros,
+            **whole,
+        }
+
+    def _diagnose(self) -> dict[str, Tensor]:
+        """As in S-OPS, and which runs look for a baseline."""
+        return {**super()._diagnose(), "Learner/exploring": self.exploring.to(self.dtype)}
+
+    def config(self) -> dict[str, Any]:
+        """Everything that the learner was made with, ready for JSON."""
+        return {**super().config(), "delta": 2 * self.delta, "margin_solver": config_of(self.margin_solver)}
+
+
+def _rows(needed: Tensor) -> Tensor:
+    """Which runs have something to solve; all of them where reading that would wait for the device."""
+    return needed.nonzero().squeeze(-1) if needed.device.type == "cpu" else torch.arange(len(needed), device=needed.device)

@@ -1,0 +1,120 @@
+"""Whether learners that promise to be safe from the first episode are: unsafe mixtures counted on random instances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torchcmdp as tc
+from torchcmdp.learners import LEARNERS, Guarded
+from torchcmdp.metrics import is_unsafe
+
+from ..program import Count, Positive, bar, begin, choose, protection, publish, table
+from ..tune.evaluate import stage
+
+WIDTHS, ACTIONS, CONSTRAINTS, SEEDS = (1, 3, 3, 1), 3, 2, 80_000
+GAPS = (0.03, 0.3)  # Slater gaps of even and of odd instances
+REWARDS = ("stochastic", "cyclic", "adversary")
+SAFE = tuple(key for key, kind in LEARNERS.items() if issubclass(kind, Guarded))
+
+
+@dataclass
+class Options:
+    """Count the episodes whose expected cost, of the mixture and under the true CMDP, is above zero for some constraint.
+
+    Random CMDPs (1-3-3-1 states, 3 actions, 2 constraints; every other one with a Slater gap of 0.03, the rest with 0.3), one a run,
+    with stochastic costs and rewards that are stochastic, cyclic, or flee from the policy; DOPE, which is for stochastic rewards,
+    plays those alone. With the theory's constants (scale 1) there must be none, up to a run in a hundred (delta); smaller scales
+    show what is risked. The same command continues an interrupted study. The exit code is 1 if a promise was broken.
+
+    Examples:
+      python -m train study safe
+      python -m train study safe --instances 100 --episodes 10000 --scales 1 0.1 0.03
+    """
+
+    instances: Count = 100  # Random CMDPs, one a run.
+    episodes: Count = 10_000  # Episodes of every run; also the horizon.
+    scales: tuple[Positive, ...] = (1.0,)  # Multiples of the theory's bonuses and radii.
+    shares: tuple[Positive, ...] = (0.5,)  # Margins of the baseline, as shares of the Slater gap.
+    learners: tuple[str, ...] = SAFE  # By name.
+    rewards: tuple[str, ...] = REWARDS  # Where rewards come from.
+    seed: int = 0  # Of all random numbers of the episodes.
+    name: str = "study-safe"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play what is left and count; returns the exit code."""
+    options, folder = begin(Options, arguments, "study safe")
+    for key in options.learners:
+        choose(key, SAFE, "one of --learners")
+    for kind in options.rewards:
+        choose(kind, REWARDS, "one of --rewards")
+    jobs = [
+        (key, kind, share, scale)
+        for scale in options.scales
+        for share in options.shares
+        for key in options.learners
+        for kind in options.rewards
+        if key != "dope" or kind == REWARDS[0]
+    ]
+    rows, broken = [], False
+    for job in bar(jobs, "safe"):
+        config = {"instances": options.instances, "episodes": options.episodes, "seed": options.seed, "job": list(job)}
+        found = stage(folder, "_".join(map(str, job)), config, lambda job=job: count(options, *job))
+        played = options.instances * options.episodes
+        runs = round(found["runs"] * options.instances)
+        broken |= job[-1] >= 1 and found["runs"] > 0.01
+        cells = [f"{played:,}", f"{round(found['unsafe'] * played):,}", f"{runs}", f"{found['worst']:.3g}"]
+        rows.append([LEARNERS[job[0]].name, *map(str, job[1:]), *cells, f"{found['weight']:.3f}", f"{found['regret']:.3f}"])
+    head = ["learner", "rewards", "margin", "scale", "run-episodes", "unsafe", "runs with one", "worst cost", "mean lambda"]
+    publish(folder / "report.md", table([*head, "regret an episode"], rows))
+    return 1 if broken else 0
+
+
+def instances(options: Options) -> tc.LayeredCMDP:
+    """The CMDPs, by seeds that are written here."""
+    made = (
+        tc.random_cmdp(WIDTHS, ACTIONS, CONSTRAINTS, SEEDS + j, feasibility="binding", margin=GAPS[j % 2])
+        for j in range(options.instances)
+    )
+    return tc.stack_cmdps(list(made))
+
+
+def rewards_of(kind: str, cmdp: tc.LayeredCMDP, episodes: int) -> tc.Process:
+    """Where the rewards of a setting come from."""
+    if kind == "adversary":
+        return tc.OGDAdversary(cmdp.rewards, sign=-1, step=0.1)
+    other = (1 - cmdp.rewards) * cmdp.layout.pair_mask()
+    if kind == "cyclic":
+        return tc.Cyclic([cmdp.rewards, other], max(1, episodes // 10), noise="bernoulli")
+    return tc.Bernoulli(cmdp.rewards)
+
+
+def count(options: Options, key: str, kind: str, share: float, scale: float) -> dict[str, float]:
+    """Of one learner in one setting: the shares of unsafe run-episodes and of runs with one, the largest cost, lambda, regret."""
+    cmdp = instances(options)
+    env = tc.Simulator(
+        cmdp, rewards_of(kind, cmdp, options.episodes), tc.Bernoulli(cmdp.costs, low=-1), runs=options.instances, seed=options.seed
+    )
+    given: dict[str, Any] = protection(key, cmdp, share, seed=options.seed)
+    learner = LEARNERS[key](
+        cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, bonus_scale=scale, radius_scale=scale, **given
+    )
+    tracker, worst, weight = tc.Tracker(env), torch.full((options.instances,), -torch.inf, dtype=torch.float64), 0.0
+    hits = torch.zeros(options.instances, dtype=torch.float64)
+    for _ in range(options.episodes):
+        mixture = learner.mixture
+        costs = (cmdp.costs * mixture.occupancy(cmdp.transitions, cmdp.layout).unsqueeze(1)).sum((-3, -2, -1))
+        hits, worst = hits + is_unsafe(costs), torch.maximum(worst, costs.amax(-1))
+        weight += float(mixture.weights[:, 0].mean())
+        trajectory = env.rollout(learner.policy)
+        tracker.update(mixture, trajectory)
+        learner.update(trajectory)
+    tracker.record()
+    mean = {"unsafe": hits / options.episodes, "runs": (hits > 0).double(), "regret": tracker.regret[:, -1] / options.episodes}
+    shares = {name: float(value.mean()) for name, value in mean.items()}
+    return {**shares, "worst": float(worst.max()), "weight": weight / options.episodes}
