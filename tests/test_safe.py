@@ -67,7 +67,9 @@ def test_lambda_is_the_least_weight_that_makes_the_mixture_safe() -> None:
     assert (weight == 0).any() and baseline_weight(worst[:, :0], bounds[:, :0]).tolist() == [0.0] * 500
 
 
-@pytest.mark.parametrize(("key", "kind"), [("s-ops", "stochastic"), ("s-ops", "adversary"), ("ma-ops", "cyclic"), ("dope", "stochastic")])
+@pytest.mark.parametrize(
+    ("key", "kind"), [("s-ops", "stochastic"), ("s-ops", "adversary"), ("ma-ops", "cyclic"), ("dope", "stochastic")]
+)
 def test_no_mixture_is_unsafe(key: str, kind: str) -> None:
     found = safe.count(safe.Options(instances=20, episodes=60), key, kind, 0.5, 1.0)
     assert found["unsafe"] == 0 and found["worst"] < 0 and found["weight"] > 0.5

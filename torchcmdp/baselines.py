@@ -134,7 +134,9 @@ def baseline(cmdp: LayeredCMDP, margin: PerRun | None = None) -> Baseline:
     free = torch.where(gap.isinf(), torch.zeros_like(gap), gap)  # without constraints there is nothing to keep
     wanted = free / 2 if margin is None else as_numbers("margin", margin, dtype=cmdp.dtype, device=cmdp.device)
     if wanted.shape not in ((), cmdp.batch_shape):
-        raise InvalidInput(f"margin has shape {tuple(wanted.shape)}; expected one number, or one a CMDP, {tuple(cmdp.batch_shape)}.")
+        raise InvalidInput(
+            f"margin has shape {tuple(wanted.shape)}; expected one number, or one a CMDP, {tuple(cmdp.batch_shape)}."
+        )
     wanted = wanted.to(gap).expand(cmdp.batch_shape)
     if cmdp.device.type != "meta" and not ((wanted > 0) & (wanted <= gap) | gap.isinf()).all():
         j = int((~((wanted > 0) & (wanted <= gap) | gap.isinf())).flatten().nonzero()[0])

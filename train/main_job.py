@@ -69,7 +69,10 @@ class Options:
     env: Literal["random", "FrozenLake-v1", "CliffWalking-v1"] = "random"
     """A random CMDP; or a Gymnasium environment, with falling in a hole or off the cliff as the cost (needs torchcmdp[gym])."""
     learner: (
-        Literal["wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps", "s-ops", "ma-ops", "dope", "wc-ops-practical"] | None
+        Literal[
+            "wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps", "s-ops", "ma-ops", "dope", "wc-ops-practical"
+        ]
+        | None
     ) = None
     """Who plays alone; four of them together by default. opt-primal-dual is told the true Slater gap, which its step sizes need;
     s-ops, ma-ops and dope are given a baseline."""

@@ -145,7 +145,9 @@ class MAOPS(SOPS):
     def _untouched(self) -> dict[str, Tensor]:
         """The fields of a projection that has not happened."""
         log_occupancy, zeros = self.log_occupancy.detach(), self.log_occupancy.new_zeros(self.runs)
-        whole = {name: torch.zeros_like(zeros, dtype=dtype) for name, dtype in (("status", torch.int8), ("iterations", torch.int64))}
+        whole = {
+            name: torch.zeros_like(zeros, dtype=dtype) for name, dtype in (("status", torch.int8), ("iterations", torch.int64))
+        }
         return {
             "occupancy": self.occupancy.detach(),
             "log_occupancy": log_occupancy,

@@ -73,9 +73,7 @@ def optimistic_optimum(
     return program_solver(solver).solve(rewards, safe_set)
 
 
-def largest_margin(
-    safe_set: SafeSet, *, solver: str | ProgramSolver = "column_generation"
-) -> tuple[Tensor, OptimisticOptimum]:
+def largest_margin(safe_set: SafeSet, *, solver: str | ProgramSolver = "column_generation") -> tuple[Tensor, OptimisticOptimum]:
     """max_q min_i -<costs_i, q> over the policies and kernels of a set, `(...)`, and the optimum that attains it.
 
     Negative where no q is safe, and +inf without constraints.
@@ -83,7 +81,11 @@ def largest_margin(
     check_kind("safe_set", safe_set, SafeSet, "a SafeSet")
     layout, costs = safe_set.layout, safe_set.costs
     # the least common violation of costs that were raised until none is negative, which moves every policy's by the same
-    raised = costs.abs().amax(dim=(-1, -2, -3, -4), keepdim=True) if safe_set.constraints else costs.new_zeros(*costs.shape[:-4], *[1] * 4)
+    raised = (
+        costs.abs().amax(dim=(-1, -2, -3, -4), keepdim=True)
+        if safe_set.constraints
+        else costs.new_zeros(*costs.shape[:-4], *[1] * 4)
+    )
     risen = (costs + raised) * layout.pair_mask(costs.device)
     rewards = costs.new_zeros(*costs.shape[:-4], *layout.pair_shape)
     optimum = optimistic_optimum(rewards, SafeSet(layout, safe_set.lower, safe_set.upper, risen), solver=solver)
