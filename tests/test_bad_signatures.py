@@ -74,6 +74,7 @@ DERIVATIVE = tc.tuning.Derivative(tc.tuning.Played(*torch.zeros(4, 1, 2)), torch
 
 # By public name, valid arguments, or what makes them: those without which it cannot be called, and others that the defaults would
 # leave untried.
+BASELINE = tc.Baseline(tc.uniform_policy(LAYOUT), torch.tensor([-0.5]))
 VALID: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]] = {
     "Layout": {"widths": (1, 2, 1), "actions": 2},
     "LayeredCMDP": {"layout": LAYOUT, "transitions": P, "rewards": REWARDS, "costs": COSTS},
@@ -96,6 +97,9 @@ VALID: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]] = {
     "project": {"loss": REWARDS, "reference": OCCUPANCY, "safe_set": SAFE_SET, "eta": 0.1},
     "optimistic_optimum": {"rewards": REWARDS, "safe_set": SAFE_SET},
     **{name: LEARNER for name in ("Greedy", "OptCMDP", "OptPrimalDual", "PDBPS", "UOBREPS", "WCOPS")},
+    **{name: {"layout": LAYOUT, "constraints": 1, "horizon": 10, "baseline": BASELINE} for name in ("DOPE", "MAOPS", "SOPS")},
+    "Baseline": {"policy": POLICY, "cost_bounds": torch.tensor([-0.5])},
+    "baseline": {"cmdp": CMDP},
     "Bernoulli": {"mean": REWARDS},
     "Fixed": {"mean": REWARDS},
     "Cyclic": {"blocks": [REWARDS, REWARDS], "length": 3},
@@ -179,13 +183,13 @@ EXEMPT: dict[str, str] = {
     "Status": "is an enumeration",
     **dict.fromkeys(("InvalidInput", "RunFolderError", "TorchCMDPError"), "is an error"),
     **dict.fromkeys(
-        ("Evaluation", "OptimisticOptimum", "ProjectionResult", "RunResult", "Trajectory", "nn.SafeOutput", "tuning.Derivative",
+        ("Evaluation", "Mixture", "OptimisticOptimum", "ProjectionResult", "RunResult", "Trajectory", "nn.SafeOutput", "tuning.Derivative",
          "tuning.Samples", "tuning.Estimate", "tuning.Played", "tuning.TuningResult"), "is a record that the library fills in"
     ),
     "adapters.require": "is asked by the adapters alone",
     "adapters.MissingExtra": "is an error",
     "CostModel": "is an abstract base, tried by the classes made from it",
-    **dict.fromkeys(("Drift", "PaperCosts", "PriorCosts"), "is tried in tests/test_costs.py"),
+    **dict.fromkeys(("Drift", "MeanCosts", "PaperCosts", "PriorCosts"), "is tried in tests/test_costs.py"),
     **dict.fromkeys(("Units", "problems.from_arrays", "problems.from_gymnasium"), "is tried in tests/test_units.py"),
     **dict.fromkeys(("problems.make", "problems.names"), "is tried in tests/test_problems.py"),
     **dict.fromkeys(("problems.Facts", "problems.Problem"), "is a record that the library fills in"),

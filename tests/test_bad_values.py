@@ -246,6 +246,12 @@ CASES: dict[str, dict[str, Callable[[], Any]]] = {
         "network": lambda: tc.evaluate(lambda states: states[:1], CMDP),
     },
     "load": {"nothing there": lambda: tc.load("nowhere")},
+    **{
+        kind.__name__: {"no baseline": lambda kind=kind: kind(LAYOUT, 1, 10, baseline=None)}
+        for kind in (tc.SOPS, tc.MAOPS, tc.DOPE)
+    },
+    "Baseline": {"not safe": lambda: tc.Baseline(tc.uniform_policy(LAYOUT), [0.1])},
+    "baseline": {"margin": lambda: tc.baseline(CMDP, -1.0)},
 }
 
 # Names without arguments to check: records that the library fills in, abstract bases, errors; and tensor functions that take any
@@ -254,7 +260,7 @@ UNCHECKED = {
     "two_path_cmdp", "LEARNERS", "Learner", "Process", "OptimisticOptimum", "ProjectionResult", "RunResult", "Solver", "Status",
     "Trajectory", "adapters", "testing", "tuning", "InvalidInput", "RunFolderError", "TorchCMDPError", "__version__",
     "flow_residual", "interval_residual", "occupancy_of", "pair_occupancy_of", "policy_of", "transitions_of", "uniform_occupancy",
-    "uniform_policy", "alpha_of", "Evaluation", "CostModel", "Drift", "PaperCosts", "PriorCosts", "Units", "problems",
+    "uniform_policy", "alpha_of", "Evaluation", "CostModel", "Drift", "MeanCosts", "Mixture", "PaperCosts", "PriorCosts", "Units", "problems",
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import NEEDED
 from scipy.optimize import linprog
 from scipy.sparse import lil_matrix
 
@@ -48,9 +49,9 @@ def test_every_named_problem_has_the_optimum_of_its_linear_program_and_all_learn
     if problem.optimum is not None:
         assert facts.optimum == pytest.approx(problem.optimum, abs=5e-7)
     assert facts.optimum <= facts.best + 1e-9 and facts.slater >= -1e-9 and problem.source
-    for kind in tc.LEARNERS.values():
+    for key, kind in tc.LEARNERS.items():
         env = problem.simulator(runs=1, episodes=3)
-        learner = kind.for_env(env, horizon=3)
+        learner = kind.for_env(env, horizon=3, **NEEDED.get(key, {}))
         for _ in range(2):
             learner.update(env.rollout(learner.policy))
         assert learner.policy.isfinite().all()

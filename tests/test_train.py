@@ -180,7 +180,9 @@ def test_every_learner_plays_every_environment(learner, tmp_path, capsys):
     assert main([*LAKE, "--learner", learner, "--logdir", str(tmp_path)]) == 0
     assert (tmp_path / "FrozenLake-v1-alone" / learner / "checkpoint.pt").exists()
     out = capsys.readouterr().out
-    assert ("elastic" in out) == (learner in ("wc-ops", "uob-reps", PRACTICAL)) and "its return in the environment" in out
+    assert ("elastic" in out) == (
+        learner in ("wc-ops", "uob-reps", "s-ops", "ma-ops", PRACTICAL)
+    ) and "its return in the environment" in out
 
 
 def test_the_environment_and_its_budget_reach_the_cmdp():

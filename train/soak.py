@@ -29,7 +29,8 @@ class Options:
     A quarter of the CMDPs is plain, a quarter just feasible, in a quarter no policy is safe, and a quarter is deterministic.
     A failure is a run-episode with an exception, a policy that is none (negative, not summing to one, not zero in the padding), or
     a number that is not finite. Elastic projections and infeasible programs are no failures: they are what a learner does where no
-    policy is safe. S-OPS, MA-OPS and DOPE play the CMDPs in which some policy has a margin. The table also goes into LOGDIR/NAME/soak.md. The exit code is 1 where there was a failure.
+    policy is safe. S-OPS, MA-OPS and DOPE play the CMDPs in which some policy has a margin. The table also goes into
+    LOGDIR/NAME/soak.md. The exit code is 1 where there was a failure.
 
     Examples:
       python -m train soak

@@ -1,4 +1,4 @@
-"""`python -m train study [compare|alarms|safe]`: which learner to choose, false alarms of the drift test, and whether promises are kept."""
+"""`python -m train study [compare|alarms|safe]`: which learner to choose, false alarms, whether promises are kept."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ SAFE = tuple(key for key, kind in LEARNERS.items() if issubclass(kind, Guarded))
 class Options:
     """Count the episodes whose expected cost, of the mixture and under the true CMDP, is above zero for some constraint.
 
-    Random CMDPs (1-3-3-1 states, 3 actions, 2 constraints; every other one with a Slater gap of 0.03, the rest with 0.3), one a run,
-    with stochastic costs and rewards that are stochastic, cyclic, or flee from the policy; DOPE, which is for stochastic rewards,
+    Random CMDPs (1-3-3-1 states, 3 actions, 2 constraints; every other one with a Slater gap of 0.03, the rest with 0.3), one a
+    run, with stochastic costs and rewards that are stochastic, cyclic, or flee from the policy; DOPE, which is for stochastic rewards,
     plays those alone. With the theory's constants (scale 1) there must be none, up to a run in a hundred (delta); smaller scales
     show what is risked. The same command continues an interrupted study. The exit code is 1 if a promise was broken.
 
