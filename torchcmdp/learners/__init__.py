@@ -26,6 +26,17 @@ LEARNERS: dict[str, type[Learner]] = {
 }
 
 __all__ = [
-    *("LEARNERS", "DOPE", "Evidence", "Greedy", "Guarded", "Learner", "MAOPS", "OptCMDP", "OptPrimalDual", "PDBPS", "SOPS"),
-    *("UOBREPS", "WCOPS"),
+    "LEARNERS",
+    "DOPE",
+    "Evidence",
+    "Greedy",
+    "Guarded",
+    "Learner",
+    "MAOPS",
+    "OptCMDP",
+    "OptPrimalDual",
+    "PDBPS",
+    "SOPS",
+    "UOBREPS",
+    "WCOPS",
 ]
