@@ -34,7 +34,8 @@ class SOPS(Guarded, WCOPS):
 
     With probability 1 - delta no episode's expected cost is above zero, from the first on, for stochastic costs and any rewards;
     and regret is O(sqrt(T) / d), with d the margin of the baseline. WC-OPS's mirror descent over an optimistic set gives its own
-    policy; the most that this policy may cost, by pessimistic costs and the worst plausible kernel, gives the probability of the baseline.
+    policy; the most that this policy may cost, by pessimistic costs and the worst plausible kernel, gives the probability of the
+    baseline.
 
     Args:
         layout, constraints, horizon, delta, runs, dtype, device: As for every `Learner`.

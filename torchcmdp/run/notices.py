@@ -64,7 +64,7 @@ class Notices:
             self._say(
                 REFUTED,
                 f"what was seen refutes the cost bounds of the baseline in {row[REFUTED]:.3g} of the episodes since the last "
-                f"logging point: nothing is promised there; give bounds that the baseline keeps. The tag {REFUTED} counts such episodes.",
+                f"logging point: nothing is promised there; give bounds that it keeps. The tag {REFUTED} counts such episodes.",
             )
         for status in (Status.MAX_ITERATIONS, Status.INVALID):
             tag = f"Solver/{status.name.lower()}"
