@@ -183,7 +183,8 @@ EXEMPT: dict[str, str] = {
     "Status": "is an enumeration",
     **dict.fromkeys(("InvalidInput", "RunFolderError", "TorchCMDPError"), "is an error"),
     **dict.fromkeys(
-        ("Evaluation", "Mixture", "OptimisticOptimum", "ProjectionResult", "RunResult", "Trajectory", "nn.SafeOutput", "tuning.Derivative",
+        ("Evaluation", "Mixture",
+         "OptimisticOptimum", "ProjectionResult", "RunResult", "Trajectory", "nn.SafeOutput", "tuning.Derivative",
          "tuning.Samples", "tuning.Estimate", "tuning.Played", "tuning.TuningResult"), "is a record that the library fills in"
     ),
     "adapters.require": "is asked by the adapters alone",

@@ -260,7 +260,8 @@ UNCHECKED = {
     "two_path_cmdp", "LEARNERS", "Learner", "Process", "OptimisticOptimum", "ProjectionResult", "RunResult", "Solver", "Status",
     "Trajectory", "adapters", "testing", "tuning", "InvalidInput", "RunFolderError", "TorchCMDPError", "__version__",
     "flow_residual", "interval_residual", "occupancy_of", "pair_occupancy_of", "policy_of", "transitions_of", "uniform_occupancy",
-    "uniform_policy", "alpha_of", "Evaluation", "CostModel", "Drift", "MeanCosts", "Mixture", "PaperCosts", "PriorCosts", "Units", "problems",
+    "uniform_policy", "alpha_of", "Evaluation", "CostModel", "Drift", "MeanCosts", "Mixture",
+    "PaperCosts", "PriorCosts", "Units", "problems",
 }  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_no_mixture_is_unsafe(key: str, kind: str) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_a_warm_learner_leaves_the_baseline_and_stays_safe(scale: float) -> None:
-    """Told as much as a million visits of every pair would tell, S-OPS plays its own policy; without the rule it would be unsafe."""
+    """Told what ten thousand visits of every pair tell, S-OPS plays its own policy more often, and is still safe."""
     cmdp = safe.instances(safe.Options(instances=20))
     learner, env = known(tc.SOPS, cmdp, 10_000.0, scale), simulator(cmdp, 20)
     tracker = tc.Tracker(env)

@@ -141,7 +141,8 @@ def baseline(cmdp: LayeredCMDP, margin: PerRun | None = None) -> Baseline:
     if cmdp.device.type != "meta" and not ((wanted > 0) & (wanted <= gap) | gap.isinf()).all():
         j = int((~((wanted > 0) & (wanted <= gap) | gap.isinf())).flatten().nonzero()[0])
         raise InvalidInput(
-            f"margin is {float(wanted.flatten()[j]):g}; it must be above zero and at most the Slater gap, {float(gap.flatten()[j]):g}."
+            f"margin is {float(wanted.flatten()[j]):g}; it must be above zero and at most the Slater gap, "
+            f"{float(gap.flatten()[j]):g}."
         )
     # an occupancy has mass one in every layer: so much on each cost is all of it on their sum
     raised = cmdp.costs + (wanted / cmdp.layout.layers)[..., None, None, None, None]

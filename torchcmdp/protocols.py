@@ -45,9 +45,9 @@ class LearnerLike(Protocol):
 
 
 def measured(learner: LearnerLike, tracker: object) -> Any:
-    """What a tracker is shown of the next episode: the policy, or the mixture that it was drawn from where both know of mixtures."""
+    """What a tracker is shown of the next episode: the policy, or the mixture it was drawn from if both know of mixtures."""
     mixed = hasattr(learner, "mixture") and getattr(tracker, "measures_mixtures", False)
-    return learner.mixture if mixed else learner.policy
+    return getattr(learner, "mixture") if mixed else learner.policy  # noqa: B009
 
 
 class Resumable(Protocol):

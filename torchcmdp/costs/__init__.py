@@ -1,4 +1,4 @@
-"""What a learner believes of the costs: a mean, the paper's weighted mean, a mean with an optimistic prior, a margin, a test for drift."""
+"""What a learner believes of the costs: a mean, plain or weighted or with an optimistic prior, a margin, a test for drift."""
 
 from torchcmdp.costs.base import Believer, CostModel
 from torchcmdp.costs.drift import Drift

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ class MeanCosts(CostModel):
     """
 
     name = "mean"
-    of_learner = ("bonus_scale",)
+    of_learner: ClassVar[tuple[str, ...]] = ("bonus_scale",)
 
     def _bonus(self, learner: Believer) -> Tensor:
         """b_t, `(runs x L x S x A)`."""

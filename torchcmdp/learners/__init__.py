@@ -26,6 +26,17 @@ LEARNERS: dict[str, type[Learner]] = {
 }
 
 __all__ = [
-    "DOPE", "LEARNERS", "MAOPS", "PDBPS", "SOPS", "UOBREPS", "WCOPS", "Evidence", "Greedy", "Guarded", "Learner", "OptCMDP",
+    "LEARNERS",
+    "DOPE",
+    "Evidence",
+    "Greedy",
+    "Guarded",
+    "Learner",
+    "MAOPS",
+    "OptCMDP",
     "OptPrimalDual",
-]  # fmt: skip
+    "PDBPS",
+    "SOPS",
+    "UOBREPS",
+    "WCOPS",
+]

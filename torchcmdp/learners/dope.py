@@ -21,10 +21,10 @@ from torchcmdp.status import Status
 class DOPE(Guarded, OptCMDP):
     """DOPE (Bura et al., NeurIPS 2022) in every run of a batch, for stochastic rewards and costs.
 
-    With probability 1 - delta no episode's expected cost is above zero. Costs are raised by their bonus and by what not knowing the
-    transitions may hide, rewards by enough to make up for that. The bonuses are large: with the theory's constants it plays the
-    baseline for a long time. Written from memory of the paper, with one change: its L sum_y radius is enough for costs in [0, 1], and
-    for costs in [-1, 1] the distance of two plausible kernels, sum_y (upper - lower), stands in its place.
+    With probability 1 - delta no episode's expected cost is above zero. Costs are raised by their bonus and by what not knowing
+    the transitions may hide, rewards by enough to make up for that. The bonuses are large: with the theory's constants it plays
+    the baseline for a long time. Written from memory of the paper, with one change: its L sum_y radius is enough for costs in [0,
+    1]; for costs in [-1, 1] the distance of two plausible kernels, sum_y (upper - lower), stands in its place.
 
     Args:
         layout, constraints, horizon, delta, runs, dtype, device: As for every `Learner`.

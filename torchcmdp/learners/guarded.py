@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from torchcmdp.baselines import Baseline, Mixture
 from torchcmdp.confidence import worst_value
-from torchcmdp.costs import CostModel
 from torchcmdp.errors import InvalidInput, check_kind
 from torchcmdp.identity import fingerprint
 from torchcmdp.learners.base import Learner
@@ -37,8 +36,8 @@ class Guarded(Learner):
         streams: The random streams of the runs.
     """
 
-    uses: ClassVar[Sequence[str]] = ()
-    costs: CostModel
+    uses: Any = ()
+    costs: Any  # a CostModel
     baseline_policy: Tensor
     baseline_bounds: Tensor
 
@@ -102,7 +101,7 @@ class Guarded(Learner):
         """Learn from one episode of every run, and note how it was chosen."""
         self.check_trajectory(trajectory)
         self._chosen = (self.baseline_weight.detach(), self.on_baseline)
-        super().update(trajectory)
+        super().update(trajectory)  # type: ignore[safe-super]  # of the learner that this is mixed into
 
     def worst_costs(self, policy: Tensor) -> Tensor:
         """w_i, the most that a policy may cost by what is known: at most L, `(runs x m)`."""
@@ -134,6 +133,5 @@ class Guarded(Learner):
     def practical(cls, *args: Any, **overrides: Any) -> Self:
         """There is none: smaller constants than the theory's would be a promise that nobody can keep."""
         raise InvalidInput(
-            f"{cls.__name__} has no practical recipe: its promise is that of its constants, and bonus_scale and radius_scale "
-            "weaken both."
+            f"{cls.__name__} has no practical recipe: its promise is about its constants; bonus_scale and radius_scale weaken it."
         )

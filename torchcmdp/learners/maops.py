@@ -26,7 +26,8 @@ class MAOPS(SOPS):
 
     In phase 1 a run explores with the policy that optimism calls safest, mixed with the baseline by the rule of S-OPS, until its
     margin, by pessimism, or that of the baseline is at least half of the largest that optimism allows. Phase 2 is S-OPS with the
-    better baseline. It promises what S-OPS promises, with regret O(sqrt(T) / rho + 1 / (d rho)) for the largest margin rho there is.
+    better baseline. It promises what S-OPS promises, with regret O(sqrt(T) / rho + 1 / (d rho)) for the largest margin rho there
+    is.
 
     Args:
         layout, constraints, horizon, runs, dtype, device: As for every `Learner`.

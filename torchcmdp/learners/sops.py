@@ -32,14 +32,15 @@ def _step(learner: Learner) -> float:
 class SOPS(Guarded, WCOPS):
     """S-OPS (Stradi, Castiglioni, Marchesi and Gatti, ICML 2025) in every run of a batch.
 
-    With probability 1 - delta no episode's expected cost is above zero, from the first on, for stochastic costs and any rewards; and
-    regret is O(sqrt(T) / d), with d the margin of the baseline. WC-OPS's mirror descent over an optimistic set gives its own policy;
-    the most that this policy may cost, by pessimistic costs and the worst plausible kernel, gives the probability of the baseline.
+    With probability 1 - delta no episode's expected cost is above zero, from the first on, for stochastic costs and any rewards;
+    and regret is O(sqrt(T) / d), with d the margin of the baseline. WC-OPS's mirror descent over an optimistic set gives its own
+    policy; the most that this policy may cost, by pessimistic costs and the worst plausible kernel, gives the probability of the
+    baseline.
 
     Args:
         layout, constraints, horizon, delta, runs, dtype, device: As for every `Learner`.
         baseline, seed, first_run, distinct_runs: As for every `Guarded` learner.
-        eta: Step, sqrt(L ln(8 m |X|^2 |A| T / delta) / (T |X| |A|)) by default. This and the following: a float, or one value a run.
+        eta: Step, sqrt(L ln(8 m |X|^2 |A| T / delta) / (T |X| |A|)) by default. This and the following: a float, or one a run.
         gamma: Implicit exploration, the same by default.
         bonus_scale: Multiplies the cost bonus; below one the promise is weaker.
         radius_scale: Multiplies the transition radii; below one the promise is weaker.
@@ -75,7 +76,7 @@ class SOPS(Guarded, WCOPS):
         return baseline_weight(self.worst_costs(self.own_policy), self.baseline_bounds)
 
     def upper_occupancy(self, trajectory: Trajectory) -> Tensor:
-        """u_t of the mixture at the visited pairs, `(runs x L)`: the weighted sum of both policies', at least that of the mixture."""
+        """u_t of the mixture at the visited pairs, `(runs x L)`: the sum of both policies', weighted, at least the mixture's."""
         mixture = self.mixture
         policies, weights = mixture.policies.transpose(0, 1), mixture.weights.T.unsqueeze(-1)
         both = [part.expand(2, *part.shape) for part in (trajectory.states, trajectory.actions)]

@@ -63,8 +63,8 @@ class Notices:
         if row.get(REFUTED, 0.0) > 0:
             self._say(
                 REFUTED,
-                f"what was seen refutes the cost bounds of the baseline in {row[REFUTED]:.3g} of the episodes since the last logging "
-                f"point: nothing is promised there; give bounds that the baseline keeps. The tag {REFUTED} counts such episodes.",
+                f"what was seen refutes the cost bounds of the baseline in {row[REFUTED]:.3g} of the episodes since the last "
+                f"logging point: nothing is promised there; give bounds that it keeps. The tag {REFUTED} counts such episodes.",
             )
         for status in (Status.MAX_ITERATIONS, Status.INVALID):
             tag = f"Solver/{status.name.lower()}"

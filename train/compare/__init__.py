@@ -34,8 +34,9 @@ class Options:
 
     Into LOGDIR/NAME go report.md and report.html, for each problem a table and a figure (regret against positive violation with
     95% intervals, curves beside), and a run folder for each learner. The same command continues an interrupted comparison and
-    repeats the report of a finished one. S-OPS, MA-OPS and DOPE have their own constants and a baseline with half of the Slater gap;
-    they sit out where no policy has a margin, or where the costs change. Every learner is told what the problem's units say about the ends of rewards and costs.
+    repeats the report of a finished one. S-OPS, MA-OPS and DOPE have their own constants and a baseline with half of the Slater
+    gap; they sit out where no policy has a margin, or where the costs change.
+    Every learner is told what the problem's units say about the ends of rewards and costs.
 
     Examples:
       python -m train compare --quick

@@ -26,7 +26,7 @@ class Options:
     """Count the episodes whose expected cost, of the mixture and under the true CMDP, is above zero for some constraint.
 
     Random CMDPs (1-3-3-1 states, 3 actions, 2 constraints; every other one with a Slater gap of 0.03, the rest with 0.3), one a
-    run, with stochastic costs and rewards that are stochastic, cyclic, or flee from the policy; DOPE, which is for stochastic rewards,
+    run, with stochastic costs, and rewards that are stochastic, cyclic, or flee from the policy; DOPE, made for the first,
     plays those alone. With the theory's constants (scale 1) there must be none, up to a run in a hundred (delta); smaller scales
     show what is risked. The same command continues an interrupted study. The exit code is 1 if a promise was broken.
 
@@ -101,7 +101,7 @@ def count(options: Options, key: str, kind: str, share: float, scale: float) -> 
         cmdp, rewards_of(kind, cmdp, options.episodes), tc.Bernoulli(cmdp.costs, low=-1), runs=options.instances, seed=options.seed
     )
     given: dict[str, Any] = protection(key, cmdp, share, seed=options.seed)
-    learner = LEARNERS[key](
+    learner: Any = LEARNERS[key](
         cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, bonus_scale=scale, radius_scale=scale, **given
     )
     tracker, worst, weight = tc.Tracker(env), torch.full((options.instances,), -torch.inf, dtype=torch.float64), 0.0
