@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, positive, whole_number
+from torchcmdp.errors import InvalidInput, check_kind, positive, switch, whole_number
 from torchcmdp.tuning.estimators import Estimator, Samples, Through, Tick
 from torchcmdp.tuning.study import Study, named
 from torchcmdp.tuning.unroll import Played, Unroll
@@ -38,6 +38,15 @@ class Smoothed(Estimator):
     window: int | None = None
     redraw: bool = False
     control: Through | None = None
+
+    def __post_init__(self) -> None:
+        switch("redraw", self.redraw)
+        if self.control is not None:
+            check_kind("control", self.control, Through, "a Through, such as Through(), or None")
+        if self.window is not None:
+            whole_number("window", self.window, least=1)
+        for value in self.sigma.values() if isinstance(self.sigma, Mapping) else [self.sigma]:
+            positive("sigma", value)
 
     def runs(self, study: Study, parameters: int, repeats: int) -> int:
         """As in `Estimator`: a pair for every instance and repeat, and what a control plays."""
