@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,25 @@ WHERE: dict[str, Any] = {
     "names": ("bonus_scale",), "log_scales": torch.zeros(1, 1).double(), "instances": torch.zeros(1, dtype=torch.int64), "seed": 0
 }  # fmt: skip
 
+TABLES: dict[str, Any] = {
+    "P": np.ones((1, 2, 1)),
+    "R": np.array([[1.0, 2.0]]),
+    "C": np.array([[0.0, 3.0]]),
+    "horizon": 2,
+    "budget": 2.0,
+}
+IN_UNITS = tc.problems.from_arrays(**TABLES)
+
+
+class Lake:
+    """A tabular environment as Gymnasium has them: one state, two actions."""
+
+    initial_state_distrib = np.ones(1)
+
+    def __init__(self) -> None:
+        self.P = {0: {a: [(1.0, 0, float(a), False)] for a in range(2)}}
+
+
 DERIVATIVE = tc.tuning.Derivative(tc.tuning.Played(*torch.zeros(4, 1, 2)), torch.zeros(1, 2), torch.zeros(1, 2))
 
 # By public name, valid arguments, or what makes them: those without which it cannot be called, and others that the defaults would
@@ -124,9 +144,14 @@ VALID: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]] = {
     "testing.check_learner": {"make": Still, "cmdp": CMDP, "episodes": 2},
     "testing.check_process": {"make": make_process, "cmdp": CMDP, "episodes": 2},
     "testing.check_environment": {"make": lambda runs: env(runs=runs), "episodes": 2},
-    "tuning.Descent": {},
-    "tuning.Smoothed": {"sigma": 0.3, "window": 2},
+    **dict.fromkeys(("Drift", "PaperCosts", "PriorCosts"), {}),
+    "Units": dict(vars(IN_UNITS.units)),
+    "problems.from_arrays": TABLES,
+    "problems.from_gymnasium": lambda: {"env": Lake(), "horizon": 2, "cost": lambda move: float(move.action), "budget": 1.0},
+    "problems.make": {"name": "dope/factored", "horizon": 3},
+    "tuning.Smoothed": {"window": 1},
     "tuning.Through": {},
+    "tuning.Descent": {},
     "tuning.Study": {"environment": environment, "instances": 1, "horizon": 2},
     "tuning.estimate_gradient": {"study": STUDY, "scales": POINT},
     "tuning.optimise": {"study": STUDY, "start": POINT, "descent": tc.tuning.Descent(steps=1), "box": BOX, "progress": False},
@@ -189,11 +214,11 @@ EXEMPT: dict[str, str] = {
     ),
     "adapters.require": "is asked by the adapters alone",
     "adapters.MissingExtra": "is an error",
-    "CostModel": "is an abstract base, tried by the classes made from it",
-    **dict.fromkeys(("Drift", "MeanCosts", "PaperCosts", "PriorCosts"), "is tried in tests/test_costs.py"),
-    **dict.fromkeys(("Units", "problems.from_arrays", "problems.from_gymnasium"), "is tried in tests/test_units.py"),
-    **dict.fromkeys(("problems.make", "problems.names"), "is tried in tests/test_problems.py"),
-    **dict.fromkeys(("problems.Facts", "problems.Problem"), "is a record that the library fills in"),
+    **dict.fromkeys(("CostModel", "tuning.Estimator"), "is an abstract base, tried by the classes made from it"),
+    "MeanCosts": "is tried in tests/test_costs.py",
+    "problems.names": "takes nothing",
+    "tuning.ESTIMATORS": "is a value",
+    **dict.fromkeys(("problems.Facts", "problems.Problem", "tuning.Samples"), "is a record that the library fills in"),
     **dict.fromkeys(("problems.families", "problems.literature"), "is a module of problems, tried by their names"),
 }  # fmt: skip
 
@@ -220,6 +245,29 @@ def public_names() -> set[str]:
 
 def named(name: str) -> Any:
     return functools.reduce(getattr, name.split("."), tc)
+
+
+def in_use(costs: tc.CostModel) -> torch.Tensor:
+    """A cost model, in the hands of the learner that makes one for itself."""
+    return tc.WCOPS(LAYOUT, 1, 10, costs=costs).policy
+
+
+# What is made of settings alone comes to light where it is used: by public name, what is done with it.
+USES: dict[str, Callable[[Any], Any]] = {
+    "Drift": lambda drift: in_use(tc.PaperCosts(drift=drift)),
+    **dict.fromkeys(("PaperCosts", "PriorCosts"), in_use),
+    "Units": lambda units: replace(IN_UNITS, units=units).units.config(),
+    **dict.fromkeys(
+        ("tuning.Smoothed", "tuning.Through"),
+        lambda how: tc.tuning.estimate_gradient(STUDY, POINT, estimator=how, repeats=2),
+    ),
+}
+
+
+def call(name: str, options: dict[str, Any]) -> None:
+    found = named(name)(**options)
+    if name in USES:
+        USES[name](found)
 
 
 def arguments(name: str) -> dict[str, Any]:
@@ -253,7 +301,7 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", VALID)
 def test_the_valid_arguments_are_valid(name: str) -> None:
-    named(name)(**arguments(name))
+    call(name, arguments(name))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -265,7 +313,7 @@ def test_a_bad_value_is_refused_in_a_sentence_or_accepted(name: str, parameter: 
         if what == "a billion" and (name, parameter) in LONG:
             continue
         try:
-            named(name)(**{**arguments(name), parameter: value})
+            call(name, {**arguments(name), parameter: value})
         except (tc.TorchCMDPError, TypeError, *OWN.get(name.partition(".")[0], ())) as error:
             if len(str(error)) < 15 or "\n" in str(error):
                 wrong.append(f"{what}: says {str(error)!r}")

@@ -47,6 +47,22 @@ def test_points_are_regular_and_end_with_the_last_episode(episodes, log_every, p
     assert result.completed
 
 
+@pytest.mark.parametrize("engine", ["torch", "auto"])
+@pytest.mark.parametrize("given", ["array", "logits of -inf in the padding"])
+def test_a_learner_may_play_an_array_and_what_a_softmax_leaves_in_the_padding(given, engine, monkeypatch):
+    monkeypatch.setenv("TORCHCMDP_ENGINE", engine)
+    cmdp = random_cmdp((1, 2, 3, 1), 2, 1, seed=0)
+    mask = cmdp.layout.pair_mask()
+    learner = Uniform(cmdp.layout)
+    expected = run(learner, Simulator(cmdp, cmdp.rewards, cmdp.costs, runs=RUNS), 3, progress=False)
+    softmax = torch.zeros(RUNS, *mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf).softmax(-1)
+    assert softmax.isnan().any()
+    learner.policy = learner.policy.numpy() if given == "array" else softmax
+    result = run(learner, Simulator(cmdp, cmdp.rewards, cmdp.costs, runs=RUNS), 3, progress=False)
+    torch.testing.assert_close(result.regret, expected.regret)
+    torch.testing.assert_close(result.violation, expected.violation)
+
+
 def test_about_two_hundred_points_by_default():
     assert len(play(episodes=1000, log_every=None).episodes) == 200
 

@@ -10,7 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, check_tensor, number, switch, whole_number
+from torchcmdp.errors import (
+    InvalidInput,
+    brief,
+    check_device,
+    check_dtype,
+    check_kind,
+    check_memory,
+    check_tensor,
+    number,
+    switch,
+    whole_number,
+)
 from torchcmdp.layout import MOST_LAYERS, Layout, check_layout
 from torchcmdp.units import NormalForm, Units, normal_form, stack_units
 
@@ -95,6 +106,25 @@ class LayeredCMDP:
         _check_values(layout, "rewards", self.rewards, 0.0, 1.0)
         _check_values(layout, "costs", self.costs, -1.0, 1.0)
         _check_rows(layout, self.transitions)
+        self._check_extras()
+
+    def _check_extras(self) -> None:
+        """Refuse units of another CMDP, and what is neither units nor an origin."""
+        if self.origin is not None:
+            check_kind("origin", self.origin, Origin, "an Origin, or None")
+        if self.units is None:
+            return
+        check_kind("units", self.units, Units, "Units, or None")
+        shapes = {
+            "reward_scale": self.batch_shape,
+            "cost_scale": (*self.batch_shape, self.constraints),
+            "reward_high": self.rewards.shape,
+            "cost_low": self.costs.shape,
+        }
+        for name, shape in shapes.items():
+            found = tuple(getattr(self.units, name).shape)
+            if found != tuple(shape):
+                raise InvalidInput(f"units.{name} has shape {found}; that of this CMDP is {tuple(shape)}.")
 
     @property
     def constraints(self) -> int:
@@ -118,7 +148,9 @@ class LayeredCMDP:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LayeredCMDP:
         """The same CMDP on another device or in another floating-point type."""
-        device, dtype = device or self.device, dtype or self.dtype
+        check_device(device)
+        check_dtype(self.dtype if dtype is None else dtype)
+        device, dtype = self.device if device is None else device, self.dtype if dtype is None else dtype
         P, r, g = (tensor.to(device, dtype) for tensor in (self.transitions, self.rewards, self.costs))
         return LayeredCMDP(self.layout, P, r, g, None if self.units is None else self.units.to(device, dtype), self.origin)
 

@@ -14,7 +14,7 @@ from torchcmdp.errors import InvalidInput, brief, check_delta, check_tensor
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.limits import UNSAFE_ABOVE
 from torchcmdp.kernels.memory import compact, room
-from torchcmdp.occupancy import expected_value, pair_occupancy_of
+from torchcmdp.occupancy import expected_value, pair_occupancy_of, shaped_policy
 from torchcmdp.planning import alpha_of
 from torchcmdp.protocols import Axes, EnvironmentLike
 from torchcmdp.simulator import Simulator
@@ -371,6 +371,8 @@ class Tracker(Curves):
             trajectory: What came of it; needed for the realised sums only.
         """
         env, runs = self.env, self.env.runs
+        if not isinstance(policy, Mixture):
+            policy = shaped_policy(policy, env.layout, runs)
         seen = [] if trajectory is None else [trajectory.rewards, trajectory.costs]
         if isinstance(policy, Mixture):
             occupancy = policy.occupancy(env.cmdp.transitions, env.layout).detach()
@@ -378,7 +380,9 @@ class Tracker(Curves):
             self._update_compiled(policy, seen)
             return
         else:
-            occupancy = pair_occupancy_of(policy.detach().to(env.dtype), env.cmdp.transitions, env.layout)
+            # what stands in the padding, such as the NaN of logits that are all -inf, is nobody's policy
+            own = torch.where(env.layout.pair_mask(policy.device), policy.detach(), 0).to(env.dtype)
+            occupancy = pair_occupancy_of(own, env.cmdp.transitions, env.layout)
         rewards, comparator = env.reward_values, self._comparators.safe
         violation = expected_value(env.cost_values, occupancy.unsqueeze(-4)).expand(runs, -1)
         self._add(

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, choice
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_tensor, choice
 from torchcmdp.identity import fingerprint
 
 SENSES = ("<=", ">=")
+SCALES = ("reward_scale", "cost_scale")
 Ends = tuple[float, float]
 
 
@@ -42,6 +43,32 @@ class Units:
     sense: tuple[str, ...]
     reward_high: Tensor
     cost_low: Tensor
+
+    def __post_init__(self) -> None:
+        tables = {name: 0 for name in ("reward_scale", "reward_offset")} | {
+            "cost_scale": 1,
+            "budget": 1,
+            "reward_high": 3,
+            "cost_low": 4,
+        }
+        for name, axes in tables.items():
+            value = getattr(self, name)
+            check_tensor(name, value, axes)
+            if (
+                value.device.type != "meta"
+                and not (value.isfinite() if name not in SCALES else value.isfinite() & (value > 0)).all()
+            ):
+                raise InvalidInput(
+                    f"{name} is {brief(value)}; all of it must be finite{', and above zero' if name in SCALES else ''}."
+                )
+        batch, m = tuple(self.reward_scale.shape), self.budget.shape[-1]
+        for name, shape in (("reward_offset", batch), ("cost_scale", (*batch, m)), ("budget", (*batch, m))):
+            if tuple(getattr(self, name).shape) != shape:
+                raise InvalidInput(
+                    f"{name} has shape {tuple(getattr(self, name).shape)}; expected {shape}, as the other units have."
+                )
+        check_kind("sense", self.sense, tuple, f"a tuple with '<=' or '>=' for each of {m} costs")
+        senses_of(self.sense, m)
 
     @property
     def sign(self) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcmdp.costs.base import Believer, CostModel
 from torchcmdp.costs.drift import Drift
-from torchcmdp.errors import InvalidInput, check_tensor
+from torchcmdp.errors import InvalidInput, check_tensor, number
 from torchcmdp.estimation import prior_cost
 from torchcmdp.hyperparameters import PerRun
 from torchcmdp.identity import fingerprint
@@ -37,7 +37,7 @@ class PriorCosts(CostModel):
         self._low: Tensor | None = None
         if low is None:
             return
-        low = torch.as_tensor(low, dtype=torch.float64) if isinstance(low, float | int) else low
+        low = low if isinstance(low, Tensor) else torch.tensor(number("low", low), dtype=torch.float64)
         check_tensor("low", low)
         self._low = low
         if low.device.type != "meta" and not ((low >= -1) & (low <= 1)).all():

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcmdp.cmdp import LayeredCMDP, unroll
 from torchcmdp.errors import InvalidInput, brief, number, whole_number
 from torchcmdp.planning import slater_gap
-from torchcmdp.units import Ends
+from torchcmdp.units import Ends, budgets_of
 
 Table = Tensor | np.ndarray | Sequence[Any]
 ROUNDING = 1e-6  # by which the rows of a table that somebody typed may miss a sum of one
@@ -106,6 +106,7 @@ def layered(
     cost_range: Ends | Sequence[Ends] | None = None,
 ) -> LayeredCMDP:
     """The reachable states of a model, layer by layer, in normal form, with the units that lead back."""
+    budget = budgets_of(budget, len(model.costs))
     n, several = model.states, int((model.initial > 0).sum()) > 1
     transitions, rewards, costs, allowed = model.transitions, model.rewards, model.costs, model.allowed
     if several and transitions.dim() == 4:  # in the first layer the start is drawn, and the steps begin in the second
@@ -116,7 +117,10 @@ def layered(
     allowed = allowed.clone()
     allowed[..., n + 1, 1:] = False  # one action draws the start
     first, layers = (n + 1, horizon + 1) if several else (int(model.initial.argmax()), horizon)
-    ends: dict[str, Any] = {"reward_range": reward_range or model.reward_range, "cost_range": cost_range or model.cost_ranges}
+    ends: dict[str, Any] = {
+        "reward_range": model.reward_range if reward_range is None else reward_range,
+        "cost_range": model.cost_ranges if cost_range is None else cost_range,
+    }
     cmdp = unroll(transitions, rewards, costs, horizon=layers, start=first, budget=budget, sense=sense, mask=allowed, **ends)
     assert cmdp.units is not None and cmdp.origin is not None
     # where an episode is over, or has not begun, nothing is earned and nothing met: that much is known
@@ -206,15 +210,23 @@ def _padded(table: Tensor, ends: Ends) -> Tensor:
     return torch.nn.functional.pad(table, (0, 0, 0, 2), value=min(max(0.0, ends[0]), ends[1]))
 
 
-def _numbers(name: str, table: Any) -> Tensor:
-    """A table as float64, whatever it came as."""
+def _array(name: str, table: Any) -> Tensor:
+    """A table on the host in its own type, or one sentence."""
     try:
         found = torch.as_tensor(table.detach().cpu() if isinstance(table, Tensor) else np.asarray(table))
-        if found.dtype == torch.bool or found.is_complex():
-            raise TypeError
-        found = found.double()
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidInput(f"{name} is {brief(table)}; it must be an array of real numbers.") from None
+    except (TypeError, ValueError, RuntimeError):  # what torch says of a tensor without values is a RuntimeError too
+        found = torch.zeros((), dtype=torch.complex128)
+    if found.is_complex():
+        raise InvalidInput(f"{name} is {brief(table)}; it must be an array of real numbers.")
+    return found
+
+
+def _numbers(name: str, table: Any) -> Tensor:
+    """A table as float64, whatever it came as."""
+    found = _array(name, table)
+    if found.dtype == torch.bool:
+        raise InvalidInput(f"{name} is {brief(table)}; it must be an array of real numbers.")
+    found = found.double()
     if not found.isfinite().all():
         place = (~found.isfinite()).nonzero()[0].tolist()
         raise InvalidInput(f"{name} is {found[tuple(place)].item()} at index {place}; expected a finite number.")
@@ -238,7 +250,7 @@ def checked_rows(transitions: Tensor, allowed: Tensor) -> None:
 def _allowed(mask: Table | None, n: int, actions: int, horizon: int) -> Tensor:
     if mask is None:
         return torch.ones(n, actions, dtype=torch.bool)
-    found = torch.as_tensor(mask.cpu() if isinstance(mask, Tensor) else np.asarray(mask))
+    found = _array("mask", mask)
     if found.dtype != torch.bool and not ((found == 0) | (found == 1)).all():
         raise InvalidInput(f"mask is {brief(mask)}; it must be True where an action is allowed and False elsewhere.")
     if tuple(found.shape) not in ((n, actions), (horizon, n, actions)):
@@ -284,7 +296,7 @@ def _terminal(terminal: Table | None, n: int) -> Tensor:
     ended = torch.zeros(n, dtype=torch.bool)
     if terminal is None:
         return ended
-    found = torch.as_tensor(terminal.cpu() if isinstance(terminal, Tensor) else np.asarray(terminal))
+    found = _array("terminal", terminal)
     if found.dtype == torch.bool and tuple(found.shape) == (n,):
         return found
     if found.numel() == 0:
@@ -302,7 +314,7 @@ def _initial(start: Any, n: int) -> Tensor:
     if isinstance(start, int | np.integer) or (isinstance(start, Tensor | np.ndarray) and start.ndim == 0):
         number(
             "start",
-            float(start),
+            start,  # type: ignore[arg-type]
             f"a state between 0 and {n - 1}, or a distribution",
             lambda found: found.is_integer() and 0 <= found < n,
         )

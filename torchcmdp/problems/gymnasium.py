@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, require
+from torchcmdp.errors import InvalidInput, number, require, whole_number
 from torchcmdp.problems.arrays import Model, layered
 from torchcmdp.processes import Bernoulli
 from torchcmdp.units import Units
@@ -143,11 +143,22 @@ def from_gymnasium(
         start: A state to start in, in place of the environment's own choice.
         dtype, device: Of the result.
     """
-    env = require("gymnasium", "gym").make(env) if isinstance(env, str) else env
+    horizon = whole_number("horizon", horizon, least=1)
+    env = _made(env) if isinstance(env, str) else env
     inner = getattr(env, "unwrapped", env)
     table = _table(inner)
     model = _model(table, _initial(inner, len(table), start), [cost] if callable(cost) else list(cost))
     return ImportedCMDP(layered(model, horizon, budget, sense).to(device, dtype), model.states, model.states + 1)
+
+
+def _made(name: str) -> Any:
+    """The environment of an id, or one sentence."""
+    gymnasium = require("gymnasium", "gym")
+    try:
+        return gymnasium.make(name)
+    except (gymnasium.error.Error, ModuleNotFoundError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise InvalidInput(f"env is {name!r}, of which Gymnasium makes no environment: {said}") from error
 
 
 def _table(env: Any) -> dict[int, dict[int, Any]]:
@@ -199,9 +210,9 @@ def _move(state: int, action: int, outcome: Sequence[Any]) -> Move:
 def _initial(env: Any, states: int, start: int | None) -> Tensor:
     """The distribution of the first state, `(N,)`."""
     if start is not None:
-        if not 0 <= start < states:
-            raise InvalidInput(f"start is {start}; it must be a state between 0 and {states - 1}.")
-        return torch.nn.functional.one_hot(torch.tensor(start), states).double()
+        expected = f"a state between 0 and {states - 1}"
+        first = number("start", start, expected, lambda found: found.is_integer() and 0 <= found < states)
+        return torch.nn.functional.one_hot(torch.tensor(int(first)), states).double()
     names = ("initial_state_distrib", "isd")  # the second is what it was called in Gym
     distribution = next((getattr(env, name) for name in names if getattr(env, name, None) is not None), None)
     if distribution is None:

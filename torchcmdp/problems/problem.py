@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.errors import InvalidInput, brief, choice, whole_number
 from torchcmdp.planning import safe_optimum, slater_gap, unconstrained_optimum
 from torchcmdp.problems.gymnasium import cost_process
 from torchcmdp.processes import Bernoulli, Fixed
@@ -98,6 +98,7 @@ class Problem:
             episodes: How many will be played; problems whose costs change do so in parts of it.
         """
         cmdp, noise = self.cmdp, self.entry.noise
+        episodes = whole_number("episodes", episodes, least=1)
         rewards: ProcessLike = Bernoulli(cmdp.rewards) if noise else Fixed(cmdp.rewards)
         costs: ProcessLike = cost_process(cmdp) if noise else Fixed(cmdp.costs)
         if self.entry.costs is not None:
@@ -177,11 +178,16 @@ def make(name: str, *, horizon: int | None = None, budget: object = None, seed: 
         seed: Of problems that are drawn.
     """
     found = ENTRIES[choice("name", name, names())]
-    given = {key: value for key, value in (("horizon", horizon), ("budget", budget), ("seed", seed)) if value is not None}
+    given: dict[str, Any] = {
+        key: value for key, value in (("horizon", horizon), ("budget", budget), ("seed", seed)) if value is not None
+    }
     for key, value in given.items():
         if key not in found.defaults:
             own = " and ".join(found.defaults) or "no settings"
-            raise InvalidInput(f"{key} is {value} for {name!r}, which has no {key}; it has {own}.")
+            raise InvalidInput(f"{key} is {brief(value)} for {name!r}, which has no {key}; it has {own}.")
+    for key, least in (("horizon", 1), ("seed", 0)):
+        if key in given:
+            given[key] = whole_number(key, given[key], least=least)
     settings = {**found.defaults, **given}
     if callable(settings.get("budget")):
         settings["budget"] = settings["budget"](settings["horizon"])

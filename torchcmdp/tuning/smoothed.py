@@ -40,12 +40,13 @@ class Smoothed(Estimator):
     control: Through | None = None
 
     def __post_init__(self) -> None:
-        for value in self.sigma.values() if isinstance(self.sigma, Mapping) else (self.sigma,):
-            positive("sigma", value)
+        switch("redraw", self.redraw)
+        if self.control is not None:
+            check_kind("control", self.control, Through, "a Through, such as Through(), or None")
         if self.window is not None:
             whole_number("window", self.window, least=1)
-        switch("redraw", self.redraw)
-        check_kind("control", self.control, Through | None, "a Through, or None")
+        for value in self.sigma.values() if isinstance(self.sigma, Mapping) else [self.sigma]:
+            positive("sigma", value)
 
     def runs(self, study: Study, parameters: int, repeats: int) -> int:
         """As in `Estimator`: a pair for every instance and repeat, and what a control plays."""
