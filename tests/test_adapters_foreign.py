@@ -119,6 +119,26 @@ def test_layered_waits_at_the_end_and_scales_rewards():
     assert [info["cost"] for info in infos] == pytest.approx([-0.05, 0.95] + [-0.05] * 6)
 
 
+def test_an_environment_in_the_users_units_is_played_in_normal_form():
+    cmdp = tc.problems.make("alwayssafe/simple", horizon=4, budget=2.0).cmdp
+    for budget in (None, 3.0):
+        env = GymnasiumSimulator(lambda b=budget: CMDPEnv(cmdp, budget=b), runs=2)
+        single = env.envs[0]
+        assert single.cost_limit == (budget or 2.0) and float(env.units.budget) == single.cost_limit
+        played = env.rollout(tc.uniform_policy(cmdp.layout))
+        shown = env.units.episode_costs(played.costs.sum(1))
+        single.reset(seed=0)
+        infos = [single.step(int(np.flatnonzero(single.action_masks())[0])) for _ in range(cmdp.layout.layers)]
+        assert infos[-1][-1]["episode_costs"] == pytest.approx(sum(info[-1]["costs"] for info in infos))
+        index = (torch.arange(cmdp.layout.layers), played.states[0], played.actions[0])
+        own = cmdp.units.episode_costs(cmdp.costs[0][index].sum()[None])
+        assert shown[0].tolist() == pytest.approx(own.tolist()) and played.costs.abs().max() <= 1
+    learner = tc.WCOPS.for_env(env, horizon=3)
+    assert tc.run(learner, env, 3, progress=False).violation.isfinite().all()
+    with pytest.raises(tc.InvalidInput, match="budget is -9, which no policy keeps"):
+        CMDPEnv(cmdp, budget=-9)
+
+
 class Fake(gym.Env):
     """One state a layer, two layers, and whatever is to be wrong."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hedge import interrupt
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
@@ -58,6 +59,32 @@ def test_what_is_known_takes_the_place_of_estimates_or_is_refused(key: str) -> N
         elif key in ("wc-ops", "uob-reps"):
             loss = learner.observe(env.rollout(learner.policy)).loss[0]
             assert torch.equal(loss, (1 - value) * CMDP.layout.pair_mask())
+
+
+def told() -> tuple[tc.OptCMDP, tc.Simulator]:
+    env = PROBLEM.simulator(2)
+    return tc.OptCMDP.for_env(env, horizon=8, tied_layers=True, known_costs=CMDP.costs), env
+
+
+def test_torch_plays_what_kernels_do_not_know() -> None:
+    with pytest.raises(tc.InvalidInput, match="has tied layers, known rewards or known costs, of which kernels know nothing"):
+        tc.run(*told(), 2, progress=False, engine="compiled")
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
+    whole = tc.run(*told(), 8, progress=False)
+    learner, env = told()
+    update = learner.update
+
+    def interrupted(trajectory: tc.Trajectory) -> None:
+        update(trajectory)
+        if int(learner.episode) == 5:
+            interrupt()
+
+    learner.update = interrupted
+    assert not tc.run(learner, env, 8, tmp_path, 1, progress=False, images=False).completed
+    resumed = tc.run(*told(), 8, tmp_path, 1, progress=False, images=False)
+    assert torch.equal(resumed.regret[:, -1], whole.regret[:, -1]) and torch.equal(resumed.violation[:, -1], whole.violation[:, -1])
 
 
 def test_mistakes_get_a_sentence() -> None:

@@ -185,6 +185,8 @@ def test_the_layer_takes_a_budget() -> None:
     cmdp = from_arrays(P, PAY, COST[:1], horizon=4, budget=15.0)
     costs = torch.tensor(COST[:1])[:, cmdp.origin.states.clamp_min(0)] * cmdp.layout.pair_mask()
     layer = tc.nn.SafeOccupancy(cmdp.layout, 1, transitions=cmdp.transitions, costs=costs, budget=15.0)
+    with pytest.raises(tc.InvalidInput, match="budget is -100, which no policy keeps: of constraint 0 every one costs at least"):
+        tc.nn.SafeOccupancy(cmdp.layout, 1, transitions=cmdp.transitions, costs=costs, budget=-100)
     wished = torch.where(costs[0] > 0, 3.0, 0.0)  # costly actions are what the network would like
     found = layer(logits=wished)
     assert float((found.occupancy.sum(-1) * costs[0]).sum()) == pytest.approx(15.0, abs=1e-6) and float(found.multipliers) > 0

@@ -417,18 +417,33 @@ def _stacked(made: Sequence[_Rows], sparse: bool) -> LayeredCMDP:
     return LayeredCMDP(Layout(widths, pairs[-1], lists if sparse else None, mask), P, r, g)
 
 
+def least_totals(values: Tensor, transitions: Tensor, layout: Layout) -> Tensor:
+    """The least that values of pairs can sum to over an episode in expectation, each table alone, by backward induction.
+
+    Args:
+        values: `(... x m x L x S x A)`.
+        transitions: P(y|x,a), `(... x L x S x A x K)`.
+        layout: Of both.
+
+    Returns:
+        `(... x m)` float64.
+    """
+    values, transitions = values.double(), transitions.double().unsqueeze(-5)
+    pairs, states = layout.pair_mask(values.device), layout.state_mask(values.device)
+    least = values.new_zeros(*torch.broadcast_shapes(values.shape[:-3], transitions.shape[:-4]), layout.width)
+    for k in reversed(range(layout.layers)):
+        ahead = (transitions[..., k, :, :, :] * layout.ahead(least, k)).sum(-1)
+        least = torch.where(pairs[k], values[..., k, :, :] + ahead, torch.inf).amin(-1)
+        least = torch.where(states[k], least, 0.0)
+    return least[..., 0]
+
+
 def check_budgets(cmdp: LayeredCMDP) -> None:
     """Refuse a budget that no policy keeps, each constraint looked at alone; of a CMDP with units and no batch."""
     units = cmdp.units
     if units is None or cmdp.device.type == "meta":
         return
-    for i, costs in enumerate(cmdp.costs.double()):
-        value = costs.new_zeros(cmdp.layout.width)
-        for k in reversed(range(cmdp.layout.layers)):
-            ahead = (cmdp.transitions[k].double() * cmdp.layout.ahead(value, k)).sum(-1)
-            value = torch.where(cmdp.layout.pair_mask(cmdp.device)[k], costs[k] + ahead, torch.inf).amin(-1)
-            value = torch.where(cmdp.layout.state_mask(cmdp.device)[k], value, 0.0)
-        least = float(value[0])
+    for i, least in enumerate(least_totals(cmdp.costs, cmdp.transitions, cmdp.layout).tolist()):
         if least > BUDGET_TOLERANCE * cmdp.layout.layers:
             sums = cmdp.costs.new_zeros(cmdp.constraints, dtype=torch.float64)
             sums[i] = least

@@ -19,7 +19,7 @@ from torchcmdp.planning import alpha_of
 from torchcmdp.protocols import Axes, EnvironmentLike
 from torchcmdp.simulator import Simulator
 from torchcmdp.trajectory import Trajectory
-from torchcmdp.units import Units
+from torchcmdp.units import Units, units_of
 
 __all__ = [
     "Curves",
@@ -137,7 +137,7 @@ class Curves:
 
     def __init__(self, env: EnvironmentLike, comparators: Comparators) -> None:
         self._comparators, self.updates = comparators, 0
-        self._units: Units | None = getattr(getattr(env, "cmdp", None), "units", None)
+        self._units = units_of(env)
         self._columns: dict[str, int | slice] = {name: j for j, name in enumerate(SUMS)}
         end = len(SUMS)
         for name in SUMS_BY_CONSTRAINT:

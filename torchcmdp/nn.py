@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.errors import InvalidInput, check_kind, number, whole_number
+from torchcmdp.cmdp import BUDGET_TOLERANCE, least_totals
+from torchcmdp.errors import InvalidInput, brief, check_kind, number, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import occupancy_of, policy_of, softmax_policy, uniform_occupancy
 from torchcmdp.projection import ProjectionSolver, project, projection_solver
@@ -89,6 +90,23 @@ class SafeOccupancy(nn.Module):
         for name, tensor in tensors.items():
             if tensor is not None:
                 layout.check_shape(name, tensor, kind="pair" if name == "costs" else "transition")
+        self._check_budget(budget)
+
+    def _check_budget(self, budget: object) -> None:
+        """Refuse a budget that no policy keeps, each constraint alone, where transitions and costs are known and not trained."""
+        known = (self.transitions, self.costs)
+        if self.budget is None or self.lower is not None or any(each is None or isinstance(each, nn.Parameter) for each in known):
+            return
+        costs, transitions = self._costs(None), self._normalised(self.transitions)
+        if transitions is None or "meta" in (costs.device.type, transitions.device.type):
+            return
+        excess = least_totals(costs, transitions, self.layout).reshape(-1, self.constraints).amax(0)
+        if (excess > BUDGET_TOLERANCE * self.layout.layers * (1 + self.budget.abs())).any():
+            i = int(excess.argmax())
+            raise InvalidInput(
+                f"budget is {brief(budget)}, which no policy keeps: of constraint {i} every one costs at least "
+                f"{float(self.budget[i] + excess[i]):.6g}."
+            )
 
     # the solver iterates on values, which no graph can hold
     @torch.compiler.disable  # type: ignore[untyped-decorator]

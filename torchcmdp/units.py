@@ -111,6 +111,12 @@ class Units:
         return {**plain, "sense": list(self.sense), "ends": [fingerprint(self.reward_high), fingerprint(self.cost_low)]}
 
 
+def units_of(env: object) -> Units | None:
+    """The units of an environment's CMDP, or its own where it has no CMDP to show; None where it has neither."""
+    units: Units | None = getattr(getattr(env, "cmdp", env), "units", None)
+    return units
+
+
 def stack_units(units: Sequence[Units | None]) -> Units | None:
     """The units of CMDPs that are put side by side; all of them have some, or none."""
     found = [each for each in units if each is not None]

@@ -107,13 +107,14 @@ class GymnasiumSimulator:
 
     The environments have `Discrete` spaces, episodes of L steps, and layered observations: state x of layer k is number widths[0] +
     ... + widths[k-1] + x, as in `CMDPEnv` and `Layered`. Rewards lie in [0, 1]; costs, in [-1, 1], are `info["costs"]`, or
-    `info["cost"]` if there is one constraint. Every episode is seeded by (seed, run, episode), so that a run can be resumed; an
+    `info["cost"]` if there is one constraint. Of a `CMDPEnv`, which shows the user's units, its `normal_form` is played. Every episode is seeded by (seed, run, episode), so that a run can be resumed; an
     environment must not remember earlier episodes.
 
     Attributes:
         layout, constraints, runs, seed, dtype, device: Of the episodes.
         episode: How many have been played.
         envs: The environments, one a run.
+        units: The environment's own, in which results are shown; None where it says none.
 
     Args:
         make: Called once a run for an environment.
@@ -137,6 +138,8 @@ class GymnasiumSimulator:
         self.layout: Layout = _own(self.envs[0], "layout") if layout is None else layout
         self.constraints = int(_own(self.envs[0], "constraints") if constraints is None else constraints)
         self.runs, self.seed, self.dtype, self.device = self.streams.runs, self.streams.seed, dtype, torch.device(device or "cpu")
+        self.units: Units | None = getattr(self.envs[0].unwrapped, "units", None) or getattr(self.envs[0], "units", None)
+        self._normal_form = hasattr(self.envs[0].unwrapped, "normal_form")
         self.episode = 0
         self._first = LayeredIndex(self.layout).first.tolist()
         wanted = {"observation_space": self.layout.total_states, "action_space": self.layout.actions}
@@ -174,6 +177,8 @@ class GymnasiumSimulator:
             actions[k] = (thresholds[k, states[k]] <= uniforms[k, ACTION]).sum()
             observation, rewards[k], terminated, truncated, info = env.step(int(actions[k]))
             costs[k] = self._costs(info)
+            if self._normal_form:
+                rewards[k], costs[k] = env.get_wrapper_attr("normal_form")(rewards[k], costs[k], k)
             if not (0 <= rewards[k] <= 1 and (np.abs(costs[k]) <= 1).all()):
                 raise InvalidInput(
                     f"step {k} of an episode gave reward {rewards[k]:g} and costs {costs[k].tolist()}; rewards must lie in [0, 1] "

@@ -42,6 +42,7 @@ class CMDPEnv(gym.Env[Any, Any]):
         cmdp, layout, constraints: What is played.
         cost_limit: What the expected sum of `info["cost"]` over an episode may be: the budget, or zero where it is the worst.
         cost_limits: The same for each of `info["costs"]`, `(m,)`.
+        units: What leads from `normal_form` back to what is shown; None where that is already shown.
 
     Args:
         cmdp: A single CMDP.
@@ -71,6 +72,7 @@ class CMDPEnv(gym.Env[Any, Any]):
         self._path = Path(cmdp, rewards, costs, constraint, budget)
         shown = self._path.steps.shown
         self.cost_limit, self.cost_limits = shown.limit, shown.limits.numpy(force=True)
+        self.units = None if cmdp.units is None and budget is None else shown.normal_units()
         self.cmdp, self.layout, self.constraints, self.six_tuple = cmdp, cmdp.layout, cmdp.constraints, six_tuple
         self._one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
         self._first, self._allowed = LayeredIndex(cmdp.layout).first.tolist(), cmdp.layout.pair_mask().numpy()
@@ -100,6 +102,10 @@ class CMDPEnv(gym.Env[Any, Any]):
             info |= {"episode_cost": self._cost, "episode_costs": self._costs}
         extra = (cost,) if self.six_tuple else ()
         return self._observation(), reward, *extra, self._path.over, False, info
+
+    def normal_form(self, reward: float, costs: np.ndarray, layer: int) -> tuple[float, np.ndarray]:
+        """The reward in [0, 1] and the costs in [-1, 1] with threshold zero, `(m,)`, of a step from a layer that showed these."""
+        return (reward, costs) if self.units is None else self._path.steps.shown.normal(reward, costs, layer)
 
     def action_masks(self) -> np.ndarray:
         """Which actions the current state has, `(A,)`, as `MaskablePPO` asks for them; all of them once an episode is over."""

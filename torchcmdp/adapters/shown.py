@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.cmdp import BUDGET_TOLERANCE, LayeredCMDP
+from torchcmdp.cmdp import BUDGET_TOLERANCE, LayeredCMDP, least_totals
 from torchcmdp.errors import InvalidInput, brief
 from torchcmdp.planning import slater_gap
-from torchcmdp.units import budgets_of
+from torchcmdp.units import Units, budgets_of
 
 
 class Shown:
@@ -30,7 +32,7 @@ class Shown:
 
     def __init__(self, cmdp: LayeredCMDP, budget: object, constraint: int | None) -> None:
         check_constraint(cmdp, constraint)
-        self.constraint, self.units, self._batch = constraint, cmdp.units, bool(cmdp.batch_shape)
+        self._cmdp, self.constraint, self.units, self._batch = cmdp, constraint, cmdp.units, bool(cmdp.batch_shape)
         m, L, real = cmdp.constraints, cmdp.layout.layers, {"dtype": torch.float64, "device": cmdp.device}
         drawn = 0 if cmdp.origin is None else cmdp.origin.drawn
         steps = torch.full((L, 1), 1 / (L - drawn), **real)  # type: ignore[call-overload]
@@ -49,14 +51,19 @@ class Shown:
         """Refuse a budget that no policy keeps."""
         if cmdp.device.type == "meta":
             return
+        lowest = self._scale * least_totals(cmdp.costs, cmdp.transitions, cmdp.layout) + own
+        slack = BUDGET_TOLERANCE * cmdp.layout.layers * self._scale
         for i in range(cmdp.constraints):
-            least = self._scale[..., i] * -slater_gap(cmdp, cmdp.costs[..., i : i + 1, :, :, :]).double() + own[..., i]
-            if (least - self.limits[..., i] > BUDGET_TOLERANCE * cmdp.layout.layers * self._scale[..., i]).any():
-                reached = float((sign[i] * least).flatten()[(least - self.limits[..., i]).flatten().argmax()])
+            excess = (lowest - self.limits)[..., i]
+            if (excess > slack[..., i]).any():
+                reached = float((sign[i] * lowest[..., i]).flatten()[excess.flatten().argmax()])
                 words = "costs at least" if sign[i] > 0 else "gets at most"
                 raise InvalidInput(
                     f"budget is {brief(budget)}, which no policy keeps: of constraint {i} every one {words} {reached:.6g}."
                 )
+        moved = (own - self.limits) / self._scale / cmdp.layout.layers
+        if cmdp.constraints > 1 and (slater_gap(cmdp, cmdp.costs + moved[..., None, None, None].to(cmdp.costs)) < -1e-7).any():
+            raise InvalidInput(f"budget is {brief(budget)}; no policy keeps all {cmdp.constraints} of the constraints at once.")
 
     @property
     def limit(self) -> Any:
@@ -89,6 +96,30 @@ class Shown:
         if self.constraint is not None or costs.shape[-1] == 1:
             return costs[..., self.constraint or 0]
         return (costs - self._at(self._limit_share, layer).to(costs)).amax(-1)
+
+    def normal_units(self) -> Units:
+        """The units of `normal`: the CMDP's own, or those of another budget, over whose shares costs may go further."""
+        units, like = self.units, self._cmdp
+        pairs, one = like.layout.pair_mask(like.device).to(like.dtype), torch.ones((), dtype=torch.float64, device=like.device)
+        if units is None:
+            lowest = pairs.neg().expand_as(like.costs)
+            units = Units(one, 0 * one, self._scale, self.limits, ("<=",) * like.constraints, pairs, lowest)
+        moved = (self._cost_share - self._limit_share)[:, :, None, None].movedim(1, 0)  # (m x L x 1 x 1)
+        wide = self._wide[:, None, None, None]
+        lowest = ((units.cost_low * self._scale[:, None, None, None] + moved) / wide).clamp_min(-1) * pairs
+        return replace(units, cost_scale=self._wide, budget=units.sign * self.limits, cost_low=lowest.to(like.dtype))
+
+    def normal(self, reward: float, costs: np.ndarray, layer: int) -> tuple[float, np.ndarray]:
+        """What is shown of one step, in the normal form of `normal_units`: [0, 1], and [-1, 1] with threshold zero, `(m,)`."""
+        if self.units is not None and self._reward_share is not None:
+            reward = (reward - float(self._reward_share[layer])) / float(self.units.reward_scale)
+        shown = (costs - self._limit_share[layer].numpy(force=True)) / self._wide.numpy(force=True)
+        return min(max(reward, 0.0), 1.0), np.clip(shown, -1, 1)  # rounding alone leaves the range
+
+    @property
+    def _wide(self) -> Tensor:
+        """What one unit of `normal`'s costs is, `(m,)`: more than the CMDP's own where another budget moves costs out of [-1, 1]."""
+        return self._scale + (self._cost_share - self._limit_share).abs().amax(-2)
 
     def _at(self, shares: Tensor, layer: Tensor) -> Tensor:
         """Values by layer, `(L [x m])`, or of a batch `(runs x L [x m])`, at the layer that each run is in."""

@@ -27,6 +27,7 @@ from torchcmdp.identity import fingerprint
 from torchcmdp.layout import Layout, check_layout
 from torchcmdp.learners.ties import Ties, ties_of
 from torchcmdp.trajectory import Trajectory
+from torchcmdp.units import units_of
 
 T = TypeVar("T")
 
@@ -147,9 +148,10 @@ class Learner(nn.Module, ABC):
             horizon: T, the number of episodes the confidence terms are made for.
             options: The other arguments of the learner, `delta` among them, or the multiples of `scaled`.
         """
-        size, units = (env.cmdp.layout, env.cmdp.constraints, horizon), env.cmdp.units
+        world, units = getattr(env, "cmdp", env), units_of(env)  # one that is played blindly says its own sizes
+        size = (world.layout, world.constraints, horizon)
         if options.get("tied_layers") is True:
-            options["tied_layers"] = ties_of(env.cmdp)
+            options["tied_layers"] = ties_of(world)
         if units is not None:
             options = {"cost_low": units.cost_low, "reward_high": units.reward_high, **options}
         return cls.scaled(*size, runs=env.runs, dtype=env.dtype, device=env.device, **options)

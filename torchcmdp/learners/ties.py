@@ -87,9 +87,9 @@ def _checked(layout: Layout, states: Any) -> Tensor:
     return torch.where(numbers >= 0, numbers, alone)
 
 
-def ties_of(cmdp: LayeredCMDP) -> Tensor:
+def ties_of(cmdp: object) -> Tensor:
     """The numbers of the states of a CMDP that knows them, `(L x S)`, or one sentence."""
-    ties = None if cmdp.origin is None else cmdp.origin.ties
+    ties = getattr(getattr(cmdp, "origin", None), "ties", None)
     if ties is None:
         raise InvalidInput(
             "tied_layers is True, but this CMDP was not unrolled from stationary tables; leave it out, or pass the numbers of its "

@@ -25,7 +25,7 @@ from torchcmdp.run.diagnostics import Diagnostics
 from torchcmdp.run.notices import NO_SAFE_POLICY, PAST_HORIZON, Notices
 from torchcmdp.run.result import RunResult
 from torchcmdp.simulator import Simulator
-from torchcmdp.units import Units
+from torchcmdp.units import units_of
 
 DEFAULT_DELTA = 0.01
 BLOCK_SECONDS = 0.1  # how long episodes are played without a look at the clock
@@ -323,7 +323,7 @@ class Session:
 
     def _scales(self) -> dict[str, Tensor]:
         """Of the user's units what leads back to the normal form, `(own runs [x m])` each; empty without units."""
-        units: Units | None = getattr(getattr(self.env, "cmdp", None), "units", None)
+        units = units_of(self.env)
         if units is None:
             return {}
         names, runs = ("reward_scale", "reward_offset", "cost_scale"), self.env.runs

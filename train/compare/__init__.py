@@ -13,11 +13,12 @@ import torchcmdp as tc
 from torchcmdp.folder import RunFolder
 from torchcmdp.learners import LEARNERS, Guarded, Learner
 from torchcmdp.learners.practical import PRACTICAL_SCALES
+from torchcmdp.learners.ties import ties_of
 
 from .. import program
 from ..paper.presets import TUNED, settings
 from ..program import Count, choose
-from .report import PLAYERS, Results, write_problem, write_report
+from .report import NAMES, PLAYERS, VARIANTS, Results, write_problem, write_report
 
 SUITE = (
     *("dope/factored", "dope/media", "dope/inventory", "alwayssafe/simple", "alwayssafe/factored", "machine/replacement"),
@@ -35,17 +36,20 @@ class Options:
     Into LOGDIR/NAME go report.md and report.html, for each problem a table and a figure (regret against positive violation with
     95% intervals, curves beside), and a run folder for each learner. The same command continues an interrupted comparison and
     repeats the report of a finished one. S-OPS, MA-OPS and DOPE have their own constants and a baseline with half of the Slater
-    gap; they sit out where no policy has a margin, or where the costs change.
-    Every learner is told what the problem's units say about the ends of rewards and costs.
+    gap; they sit out where no policy has a margin, or where the costs change. Every learner is told what the problem's units say
+    about the ends of rewards and costs, but for those that a comparison of what is told names otherwise.
 
     Examples:
       python -m train compare --quick
       python -m train compare --problems dope/media alwayssafe/simple --learners wc-ops opt-cmdp --episodes 5000
       python -m train compare --constants paper --name compare-paper
+      python -m train compare --problems gym/frozenlake-4x4 --learners wc-ops wc-ops-untold wc-ops-tied --name told
     """
 
     problems: tuple[str, ...] = SUITE  # Named problems; python -m train problems lists them.
-    learners: tuple[str, ...] = tuple(PLAYERS)  # Who plays; the practical ones have constants of their own.
+    learners: tuple[str, ...] = tuple(NAMES)
+    """Who plays; the practical ones have constants of their own. With -untold at the end one is not told the ends of rewards and
+    costs, with -tied it is told that the dynamics are stationary."""
     episodes: Count = 1_000  # Of every run; also the horizon that the learners' constants are made for.
     seeds: Count = 10  # Runs of every learner on every problem; the intervals are 95% over them.
     constants: Literal["tuned", "paper"] = "tuned"
@@ -101,6 +105,8 @@ def play(options: Options, name: str, key: str, folder: Path) -> tc.RunResult:
 
 def build(key: str, constants: str, env: tc.Simulator, episodes: int) -> Learner:
     """The learner, with the published constants or the tuned ones, and told the ends that the problem's units know."""
+    told = next((end for end in VARIANTS if key.endswith(end)), "")
+    key = key.removesuffix(told)
     cmdp, own = env.cmdp, TUNED.get(key, {}) if constants == "tuned" else {"scale": 1.0}
     given: dict[str, Any] = {}
     kind: Any = LEARNERS[key.removesuffix(PRACTICAL)]
@@ -114,7 +120,9 @@ def build(key: str, constants: str, env: tc.Simulator, episodes: int) -> Learner
         given = program.protection(key, cmdp, 0.5, seed=env.seed, first_run=env.first_run)
     elif key != "greedy":
         given = settings(key, {"scale": 1.0, **own} if key == "pdb-ps" else own, cmdp)
-    if cmdp.units is not None:
+    if told == "-tied":
+        given["tied_layers"] = ties_of(cmdp)
+    if cmdp.units is not None and told != "-untold":
         given = {"cost_low": cmdp.units.cost_low, "reward_high": cmdp.units.reward_high, **given}
     learner: Learner = make(cmdp.layout, cmdp.constraints, episodes, runs=env.runs, **given)
     return learner

@@ -21,11 +21,14 @@ from torchcmdp.plotting import SMALL, blank, cross, looks, thousands, tidy, zero
 from ..program import plus_minus, publish, table, with_interval, write_table
 
 # What each player is called; the practical ones are recipes of their own.
-PLAYERS = {
+NAMES = {
     **{key: kind.name for key, kind in LEARNERS.items()},
     "wc-ops-practical": "WC-OPS practical",
     "opt-cmdp-practical": "OptCMDP practical",
 }
+# What the same players are told otherwise, by the end of their key.
+VARIANTS = {"-untold": "untold", "-tied": "tied"}
+PLAYERS = NAMES | {f"{key}{end}": f"{name} {word}" for key, name in NAMES.items() for end, word in VARIANTS.items()}
 # By problem and learner.
 Results = dict[str, dict[str, tc.RunResult]]
 WEIGHT = 2.0  # of the positive violation in the loss by which learners are ranked; that of `train tune`
