@@ -29,10 +29,9 @@ from .output import (
 
 # what programs say comes from here as well, so that they know of one place
 __all__ = [
-    *("bar", "board", "collect", "forget_tables", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch"),
-    "with_interval",
-    "write_table",
-]
+    "bar", "board", "collect", "forget_tables", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch",
+    "with_interval", "write_table",
+]  # fmt: skip
 
 Options = TypeVar("Options")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
