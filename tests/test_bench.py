@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import pytest
 import torch
@@ -106,6 +107,9 @@ def test_imports_benchmark_compares_with_torch_and_names_our_modules(tmp_path, c
 def test_fuzz_counts_what_goes_wrong(monkeypatch, capsys):
     assert main(["bench", "fuzz", "--instances", "50", "--first", "7"]) == 0
     assert "60 instances, 0 wrong" in capsys.readouterr().out
+    assert main(["bench", "fuzz", "--instances", "20", "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert {"what": "instances", "count": 20.0} in table["rows"] and {"what": "wrong", "count": 0.0} in table["rows"]
     monkeypatch.setattr(fuzz, "units", lambda costs: 1e-30)
     assert main(["bench", "fuzz", "--instances", "400"]) == 1
     assert "of 20 wrong" in capsys.readouterr().out

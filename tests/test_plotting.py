@@ -118,10 +118,12 @@ def test_titles_state_what_the_numbers_say():
     assert " ".join(first.get_title(loc="left").split()) == "Regret of OptCMDP: \u221263, the least, for 190 of positive violation"
     assert " ".join(second.get_title(loc="left").split()) == "Violation of WC-OPS: 63, the least"
     growth = growth_panels({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(-VALUES, EPISODES * VALUES)})
-    grows = "WC-OPS's grows: $t^{0.50}$, for positive violation $t^{0.50}$"
-    assert growth[0].title == f"Regret of OptCMDP is not above zero in every run; {grows}"
-    assert growth[1].title == "Violation of WC-OPS is slowest: $t^{0.50}$"
+    assert growth[0].title == "Least exponent of regret: WC-OPS, $t^{0.50}$, for positive violation $t^{0.50}$"
+    assert growth[1].title == "Least exponent of violation: WC-OPS, $t^{0.50}$" and growth[1].note == ""
     assert growth[1].remarks["OptCMDP"] == "$t^{1.50}$"
+    drawn = draw(growth).axes[0]
+    assert "no exponent where a run is not above zero: OptCMDP" in words(drawn.figure)
+    assert drawn.get_title(loc="left").count("\n") < 2
     assert "Beaten by nobody in both: a, c" in balance(
         {"a": result_of(VALUES), "b": result_of(2 * VALUES, 2 * VALUES), "c": result_of(-VALUES, 3 * VALUES)}
     ).axes[0].get_title(loc="left")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import torchcmdp as tc
+from torchcmdp.plotting import COLOURS
 from train.__main__ import main
 from train.study import design
-from train.study.report import dominates, undominated, wilson
+from train.study.report import _mark, dominates, undominated, wilson
 
 
 def test_half_of_the_instances_are_tight_in_every_setting_and_none_is_trained_on() -> None:
@@ -42,6 +44,11 @@ def test_wilson_and_domination_by_hand() -> None:
     assert undominated({**rivals, "mine": numbers}, "mine").tolist() == [True, True, False]
 
 
+def test_marks_have_the_colours_of_other_figures() -> None:
+    for title, name in (("practical WC-OPS, searched", "WC-OPS practical"), ("WC-OPS", "WC-OPS"), ("practical OptCMDP", "OptCMDP")):
+        assert _mark(title)["color"] == COLOURS[name]
+
+
 @pytest.mark.slow
 def test_a_short_study_is_reported_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["study", "--configurations", "2", "--search-horizon", "5", "--horizons", "6", "--seeds", "1", "--instances", "2"]
@@ -53,4 +60,6 @@ def test_a_short_study_is_reported_and_continued(tmp_path: Path, capsys: pytest.
     assert main([*command, "--logdir", str(tmp_path)]) == 0  # all of it kept
     assert stages == {file: file.stat().st_mtime_ns for file in stages}
     assert (tmp_path / "study" / "report.md").read_text() == text and capsys.readouterr().out.count("Goals") == 2
+    assert main([*command, "--logdir", str(tmp_path), "--json"]) == 0  # each table once, however often the report was written
+    assert [table["title"] for table in json.loads(capsys.readouterr().out)["tables"]] == ["6 episodes", "ablations", "search"]
     assert main(["study", "--instances", "1"]) == 2

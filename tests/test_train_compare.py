@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import torch
@@ -25,6 +26,10 @@ def test_a_comparison_writes_its_report_and_a_second_call_repeats_it(tmp_path, c
     assert main(call) == 0
     assert capsys.readouterr().out == first
     assert (folder / "arms-4" / "wc-ops" / "checkpoint.pt").stat().st_mtime_ns == stamp
+    assert main([*call, "--json"]) == 0
+    assert [table["title"] for table in json.loads(capsys.readouterr().out)["tables"]] == [
+        *("ranks", "pairwise wins", "arms/4", "dope/factored")
+    ]
     assert main([*call[:-6], "--episodes", "7", "--seeds", "2", *call[-4:]]) == 2 and "episodes = 6" in capsys.readouterr().err
 
 

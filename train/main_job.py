@@ -188,7 +188,7 @@ def _report(options: Options, folder: Path, results: dict[str, tc.RunResult], cm
         words = text
     figures = plotting.figures(results)
     pictures = ", ".join(str(folder / f"{name}.png") for name in figures)
-    advice = f"TensorBoard: make tensorboard, or tensorboard --logdir {options.logdir}"
+    advice = f"TensorBoard: tensorboard --logdir {options.logdir}"  # what also those can type who have no clone
     program.publish(path, text, f"Pictures, also as PDF: {pictures}\n{advice}", figures)
     settings = "\n".join(f"| {field.name} | `{getattr(options, field.name)}` |" for field in fields(options))
     about = f"{words}\n\n| option | value |\n|---|---|\n{settings}"

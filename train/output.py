@@ -80,16 +80,29 @@ BOLD = "**"  # around a cell that is to stand out, as Markdown has it
 _collected: list[dict[str, Any]] | None = None
 
 
-def collect(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def collect(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
     """Keep a table for --json, where that was asked for."""
     if _collected is not None:
         names = [name or f"column {j + 1}" for j, name in enumerate(header)]
-        _collected.append({"columns": names, "rows": [dict(zip(names, map(value_of, row), strict=True)) for row in rows]})
+        found = [dict(zip(names, map(value_of, row), strict=True)) for row in rows]
+        _collected.append({"title": title, "columns": names, "rows": found})
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns; with --json it is also what the command prints."""
-    collect(header, rows)
+def forget_tables() -> None:
+    """What was kept for --json belongs to an earlier state of a report that is written again."""
+    if _collected is not None:
+        _collected.clear()
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
+    """A Markdown table with aligned columns; with --json it is also what the command prints.
+
+    Args:
+        header: Names of the columns.
+        rows: Their cells.
+        title: With --json, which of a command's tables this is; the heading above it says so to people.
+    """
+    collect(header, rows, title)
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[j]) for row in cells) for j in range(len(header))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]

@@ -42,6 +42,7 @@ class Panel:
         xlabel: What is counted.
         logarithmic: Both axes are; what is not above zero is not drawn.
         remarks: Label to what its name is followed by at the end of the curve.
+        note: Small print below the axes, after how many runs there are.
     """
 
     curves: Mapping[str, Curve]
@@ -52,6 +53,7 @@ class Panel:
     xlabel: str = "episode"
     logarithmic: bool = False
     remarks: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
 
 def draw(panels: Sequence[Panel], columns: int | None = None) -> Figure:
@@ -79,7 +81,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         low = np.maximum(mean - half, mean / DECADES) if panel.logarithmic else mean - half
         axes.fill_between(x, low, mean + half, color=colour, alpha=0.18, linewidth=0, zorder=2)
     limits = _scale(axes, panel, means)
-    notes = [_note(panel)]
+    notes = [_note(panel), panel.note]
     if panel.sqrt_guide:
         _draw_guide(axes, panel, means)
     for label, curve in panel.bounds.items():

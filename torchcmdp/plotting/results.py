@@ -93,9 +93,11 @@ def growth_panels(results: Mapping[str, Any]) -> list[Panel]:
     """The same on logarithmic axes, with sqrt(t) to compare, and the exponent of the last half of each curve at its end."""
     found = []
     for name, ylabel in MEASURES.items():
-        remarks = {label: f"$t^{{{b:.2f}}}$" for label, b in _exponents(results, name).items()}
-        curves = _curves(results, name)
-        found.append(Panel(curves, ylabel, _growth(results, name), sqrt_guide=True, logarithmic=True, remarks=remarks))
+        known = _exponents(results, name)
+        look: dict[str, Any] = {"remarks": {label: _power(b) for label, b in known.items()}, "sqrt_guide": True, "logarithmic": True}
+        if known and (rest := [label for label in results if label not in known]):
+            look["note"] = f"no exponent where a run is not above zero: {', '.join(rest)}"
+        found.append(Panel(_curves(results, name), ylabel, _growth(results, name), **look))
     return found
 
 
@@ -114,13 +116,13 @@ def _growth(results: Mapping[str, Any], name: str) -> str:
     if not known:
         return f"{what}: in no case above zero in every run"
     slowest = min(known, key=lambda label: known[label])
-    rest = [label for label in results if label not in known]
-    title = f"{what} of {slowest}{' is slowest' if len(known) == len(results) > 1 else ''}: $t^{{{known[slowest]:.2f}}}$"
-    if rest:
-        others = f"of the others {slowest}'s is slowest" if len(known) > 1 else f"{slowest}'s grows"
-        title = f"{what} of {', '.join(rest)} is not above zero in every run; {others}: $t^{{{known[slowest]:.2f}}}$"
+    title = f"{f'Least exponent of {what.lower()}' if len(results) > 1 else what}: {slowest}, {_power(known[slowest])}"
     bought = _exponents(results, "positive_violation").get(slowest)
-    return f"{title}, for positive violation $t^{{{bought:.2f}}}$" if name == "regret" and bought is not None else title
+    return f"{title}, for positive violation {_power(bought)}" if name == "regret" and bought is not None else title
+
+
+def _power(exponent: float) -> str:
+    return f"$t^{{{exponent:.2f}}}$"
 
 
 def balance(results: Mapping[str, Any]) -> Figure:

@@ -19,7 +19,7 @@ from torchcmdp.safe_set import SafeSet
 from torchcmdp.solver import BACKENDS
 from torchcmdp.status import Status
 
-from ..program import Count, Whole, bar, choose, parse
+from ..program import Count, Whole, bar, choose, collect, parse
 
 BATCH = 20  # instances of one seed
 
@@ -151,6 +151,8 @@ def main(arguments: Sequence[str]) -> int:
         if found:
             print(f"seed {seed}: {found} of {BATCH} wrong", flush=True)
         total += found
+    played = BATCH * -(-options.instances // BATCH)
+    collect(["what", "count"], [[name, str(count)] for name, count in {"instances": played, "wrong": total, **counted}.items()])
     listed = ", ".join(f"{count:,} {name}" for name, count in sorted(counted.items()))
-    print(f"{BATCH * -(-options.instances // BATCH):,} instances, {total} wrong{f': {listed}' if listed else ''}.")
+    print(f"{played:,} instances, {total} wrong{f': {listed}' if listed else ''}.")
     return int(total > 0)

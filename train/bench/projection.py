@@ -275,12 +275,12 @@ def report(rows: list[dict[str, Any]], errors: list[list[str]]) -> str:
     return "\n\n".join(
         [
             "Milliseconds per instance (and how many times ours, compiled):",
-            table(header, body),
+            table(header, body, "milliseconds"),
             f"Rivals are timed on at most so many instances of a batch: {limits}.",
             "Largest duality gap / infeasibility on ten instances:",
-            table(["size", "compiled", "torch", "Moreau", "DIFFCP"], errors),
+            table(["size", "compiled", "torch", "Moreau", "DIFFCP"], errors, "errors"),
             "What we aim at, at paper size:",
-            table(["ours", "rival", "mode", "batch", "at least", "measured", ""], aims),
+            table(["ours", "rival", "mode", "batch", "at least", "measured", ""], aims, "aims"),
         ]
     )
 

@@ -130,8 +130,8 @@ def report(growths: dict[str, Growth]) -> str:
         for size, runs, milliseconds, speed in torch.stack(columns, dim=1).tolist():
             rows.append([DIRECTIONS[name], f"{size:,.0f}", f"{runs:,.0f}", f"{milliseconds:,.2f}", f"{speed:,.0f}"])
         fits.append([DIRECTIONS[name], plus_minus(*growth.exponent, ".2f")])
-    times = table(["what grows", "size", "runs", "ms per episode", "run-episodes per s"], rows)
-    return f"{times}\n\n{table(['what grows', 'cost grows as its power'], fits)}"
+    times = table(["what grows", "size", "runs", "ms per episode", "run-episodes per s"], rows, "times")
+    return f"{times}\n\n{table(['what grows', 'cost grows as its power'], fits, 'exponents')}"
 
 
 def scale_figure(growths: dict[str, Growth]) -> Figure:

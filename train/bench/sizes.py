@@ -142,7 +142,7 @@ def episode_table(rows: Sequence[Measured]) -> str:
             ]
         )
     header = ["environment", "successors", "L x S x A x K", "transitions", "ms CPU per episode", "before / now", "aim"]
-    return table([*header, "peak MB", "of which not libraries"], lines)
+    return table([*header, "peak MB", "of which not libraries"], lines, "episodes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,5 +199,5 @@ def growth_table(growths: Sequence[Growth]) -> str:
         for what, sizes in ((growth.name, growth.sizes), ("transitions", growth.transitions)):
             mean, half = tc.growth_exponent(torch.tensor(sizes, dtype=torch.float64), growth.seconds)
             fits.append([growth.name, what, plus_minus(float(mean), float(half), ".2f")])
-    times = table(["what grows", "size", "transitions", "us per Newton iteration", "ns per transition"], rows)
-    return f"{times}\n\n{table(['what grows', 'against', 'cost grows as its power'], fits)}"
+    times = table(["what grows", "size", "transitions", "us per Newton iteration", "ns per transition"], rows, "times")
+    return f"{times}\n\n{table(['what grows', 'against', 'cost grows as its power'], fits, 'exponents')}"

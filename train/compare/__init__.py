@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,34 +72,39 @@ def main(arguments: Sequence[str]) -> int:
     _begin(folder, options)
     results: Results = {}
     jobs = [(problem, learner) for problem in options.problems for learner in options.learners]
-    for problem, learner in program.bar([job for job in jobs if plays(*job)], "comparison"):
-        result = play(options, problem, learner, folder)
-        if not result.completed:
-            return program.interrupted(f" in {learner} on {problem}", options.fresh)
-        results.setdefault(problem, {})[learner] = result
-    for problem, found in results.items():
-        write_problem(folder, problem, found)
+    jobs = [job for job in jobs if plays(*job)]
+    with program.bar(None, "comparison", total=len(jobs) * options.episodes, unit="ep") as shown:
+        for j, (problem, learner) in enumerate(jobs, 1):
+            shown.set_description_str(f"{PLAYERS[learner]} on {problem}", refresh=False)
+            result = play(options, problem, learner, folder, shown)
+            if not result.completed:
+                return program.interrupted(f" in {learner} on {problem}", options.fresh)
+            shown.update(j * options.episodes - shown.n)
+            results.setdefault(problem, {})[learner] = result
+            if all(other != problem for other, _ in jobs[j:]):
+                write_problem(folder, problem, results[problem])
     write_report(folder, results, asdict(options))
     return 0
 
 
 def plays(name: str, key: str) -> bool:
     """Whether a learner can play a problem: one with a baseline needs a policy with a margin, and costs that do not change."""
-    if not issubclass(LEARNERS[key.removesuffix(PRACTICAL)], Guarded):
+    if not issubclass(LEARNERS.get(key, Learner), Guarded):
         return True
     env = tc.problems.make(name).simulator(1, 0, 2)
     return bool(env.costs.stationary and (tc.slater_gap(env.cmdp) > 1e-6).all())
 
 
-def play(options: Options, name: str, key: str, folder: Path) -> tc.RunResult:
-    """One learner on one problem."""
+def play(options: Options, name: str, key: str, folder: Path, shown: Any) -> tc.RunResult:
+    """One learner on one problem; `shown` is the bar to move."""
     problem = tc.problems.make(name)
     env = problem.simulator(options.seeds, options.seed, options.episodes)
     learner = build(key, options.constants, env, options.episodes)
-    print(f"{PLAYERS[key]} on {name}", file=sys.stderr)
     place = folder / name.replace("/", "-") / key
     spacing = max(1, options.episodes // POINTS)
-    return tc.run(learner, env, options.episodes, place, spacing, progress=False, fresh=options.fresh, images=False)
+    how: dict[str, Any] = {"progress": False, "fresh": options.fresh, "images": False}
+    how["on_progress"] = program.watch(shown, int(shown.n), lambda: env.episode)
+    return tc.run(learner, env, options.episodes, place, spacing, **how)
 
 
 def build(key: str, constants: str, env: tc.Simulator, episodes: int) -> Learner:

@@ -114,7 +114,7 @@ def _problem_parts(name: str, results: Mapping[str, tc.RunResult]) -> list[str]:
         for key, r in results.items()
     ]
     header = ["learner", "regret", "violation", "positive violation", "loss"]
-    return [f"## {name}", f"{problem.source}. {best}", table(header, rows), f"![{name}]({name.replace('/', '-')}/figure.png)"]
+    return [f"## {name}", f"{problem.source}. {best}", table(header, rows, name), f"![{name}]({name.replace('/', '-')}/figure.png)"]
 
 
 def ranks(results: Results) -> str:
@@ -131,7 +131,7 @@ def ranks(results: Results) -> str:
         firsts = int((placed[:, j] == 1).sum())
         mean = plus_minus(*(float(x) for x in mean_and_interval(placed[:, j])), ".2f")
         rows.append([PLAYERS[learners[j]], mean, str(firsts), " ".join(f"{int(place)}" for place in placed[:, j])])
-    return table(["learner", "mean rank", "first on", "rank on each problem, in the order below"], rows)
+    return table(["learner", "mean rank", "first on", "rank on each problem, in the order below"], rows, "ranks")
 
 
 def wins(results: Results) -> str:
@@ -144,7 +144,7 @@ def wins(results: Results) -> str:
             shares = torch.stack([_share(loss(found[mine]), loss(found[other])) for found in results.values()])
             cells.append("-" if mine == other else plus_minus(*(float(x) for x in mean_and_interval(shares)), ".2f"))
         rows.append(cells)
-    return table(["", *(PLAYERS[key] for key in learners)], rows)
+    return table(["", *(PLAYERS[key] for key in learners)], rows, "pairwise wins")
 
 
 def _share(mine: Tensor, other: Tensor) -> Tensor:

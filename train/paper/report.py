@@ -132,6 +132,7 @@ def write_report(path: Path, outcomes: Sequence[Outcome], command: str, enough: 
         table(
             ["claim", "experiment", "constants", "sequence", "measured", "verdict"],
             [[r.claim, r.preset, r.family, r.sequence, r.numbers, r.verdict] for r in rows],
+            "every claim",
         ),
     ]
     path.write_text("\n\n".join(parts) + "\n")
@@ -145,7 +146,9 @@ def _claims_table(rows: Sequence[Finding]) -> str:
     for claim in dict.fromkeys(row.claim for row in rows):
         verdicts = [overall([r for r in rows if r.claim == claim and r.family == family]) for family in families]
         cells.append([claim, *verdicts])
-    return table(["WC-OPS's ...", *families], cells) if cells else "None of these experiments is about a claim of the paper."
+    return (
+        table(["WC-OPS's ...", *families], cells, "claims") if cells else "None of these experiments is about a claim of the paper."
+    )
 
 
 def _waking_table(outcomes: Sequence[Outcome]) -> str:
@@ -166,7 +169,7 @@ def _waking_table(outcomes: Sequence[Outcome]) -> str:
         "control, with costs that do not: there the weights should sleep."
     )
     header = ["experiment", "constants", "sequence", "learner", "episodes with Gamma > 0", "violation", "regret"]
-    return f"{text}\n\n{table(header, cells)}"
+    return f"{text}\n\n{table(header, cells, 'waking')}"
 
 
 def _realised_table(outcomes: Sequence[Outcome]) -> str:
@@ -179,7 +182,7 @@ def _realised_table(outcomes: Sequence[Outcome]) -> str:
             ends = (result.violation[:, -1], result.realised_violation[:, -1])
             cells.append([outcome.job.preset, outcome.job.family, label, *(interval(end, outcome.job.instances) for end in ends)])
     header = ["experiment", "constants", "learner", "V of mean costs", "of realised costs"]
-    return table(header, cells) if cells else "None of these experiments has stochastic costs and a claim about them."
+    return table(header, cells, "realised") if cells else "None of these experiments has stochastic costs and a claim about them."
 
 
 def _instances_table(outcomes: Sequence[Outcome]) -> str:
@@ -194,4 +197,4 @@ def _instances_table(outcomes: Sequence[Outcome]) -> str:
         numbers = [str(preset.seed), str(passed), shape, str(preset.constraints), f"{value:.3f}", f"{gap:.3f}"]
         cells.append([name, preset.purpose, *numbers, f"[figures]({name}/)"])
     header = ["experiment", "what", "seed", "passed over", "layers", "m", "mean safe optimum", "mean Slater gap", ""]
-    return table(header, cells)
+    return table(header, cells, "experiments")

@@ -83,6 +83,7 @@ class Work:
         steps += [lambda T=T: held.update({T: self.judge(chosen, T, self.options.long_seeds)}) for T in others]  # type: ignore[misc]
         for step in steps:
             step()
+            program.forget_tables()
             text = report(command, asdict(self.options), searched, chosen, held, ablated)
             (self.folder / "report.md").write_text(text + "\n")
         plotting.save(self.folder / "report.png", figure(held))

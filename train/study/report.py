@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import COLOURS, blank, tidy
+from torchcmdp.plotting import blank, looks, tidy
 
 from ..program import table, with_interval
 from . import design
@@ -76,7 +76,7 @@ def report(
         "on 16 training instances; the best published "
         f"rival there is {rival}. Intervals are 95%: of means over instances, and Wilson's of fractions. Undominated: no published "
         f"rival has both less regret and less positive violation on the instance. Dominating: less of both than {rival}.",
-        *(f"## {T:,} episodes\n\n{_table(numbers, n, rival)}\n\n{_goals(numbers, n, rival)}" for T, numbers in held.items()),
+        *(f"## {T:,} episodes\n\n{_table(numbers, n, rival, T)}\n\n{_goals(numbers, n, rival)}" for T, numbers in held.items()),
     ]
     if ablated:
         first = next(iter(held))
@@ -84,11 +84,11 @@ def report(
     rows = [
         [key, f"{min(searched[key]):.3f}", ", ".join(f"{k} {v:.3g}" for k, v in chosen[key].items()) or "-"] for key in searched
     ]
-    parts.append("## What the search chose\n\n" + table(["learner", "objective", "constants"], rows))
+    parts.append("## What the search chose\n\n" + table(["learner", "objective", "constants"], rows, "search"))
     return "\n\n".join(parts)
 
 
-def _table(numbers: Numbers, n: int, rival: str) -> str:
+def _table(numbers: Numbers, n: int, rival: str, episodes: int) -> str:
     rows = []
     for setting in SETTINGS:
         players = means(numbers[setting], n)
@@ -98,7 +98,7 @@ def _table(numbers: Numbers, n: int, rival: str) -> str:
             alarms = f"{float(found['alarms'].mean()):.1f}" if "alarms" in found else "-"
             rows.append([setting, title, *cells, _fraction(undominated(players, title)), safe, alarms])
     header = ["setting", "learner", "regret", "violation", "positive violation", "undominated", "dominating", "alarms"]
-    return table(header, rows)
+    return table(header, rows, f"{episodes:,} episodes")
 
 
 def _fraction(hits: Tensor) -> str:
@@ -148,7 +148,7 @@ def _ablation(numbers: Numbers, ablated: Numbers, n: int) -> str:
         "more positive violation",
         "undominated",
     ]
-    return table(header, rows)
+    return table(header, rows, "ablations")
 
 
 def figure(held: Mapping[int, Numbers]) -> Figure:
@@ -179,4 +179,5 @@ def _mark(title: str) -> dict[str, Any]:
     base, *searched = title.removeprefix("practical ").split(", ")
     practical = title.startswith("practical")
     face = {"markerfacecolor": "white"} if searched else {}
-    return {"fmt": "s" if practical else "o", "color": COLOURS[base], "markersize": 5, "linewidth": 1, **face}
+    colour = looks([f"{base} practical" if practical else base])  # as other figures name it
+    return {"fmt": "s" if practical else "o", "color": next(iter(colour.values()))[0], "markersize": 5, "linewidth": 1, **face}

@@ -185,8 +185,9 @@ class Work:
         points = point + directions * torch.tensor([move for _, move in moves], dtype=torch.float64).unsqueeze(-1)
         spread = [x.repeat_interleave(n, dim=0) for x in (points, directions)]
         which = torch.arange(n).repeat(len(moves)) % self.study.instances
-        options: dict[str, Any] = {"feedback": "mixed", "memory": 0.98}
-        found = forward_derivative(self.study, names, *spread, which, self.options.seed, **options)
+        with program.bar(None, "sensitivity", total=self.study.horizon, unit="ep") as shown:
+            options: dict[str, Any] = {"feedback": "mixed", "memory": 0.98, "tick": shown.update}
+            found = forward_derivative(self.study, names, *spread, which, self.options.seed, **options)
         values = (found.played.parts / self.study.horizon).view(len(moves), n, 2).mean(1)
         slopes = (found.pathwise / self.study.horizon).clamp(-1, 1).view(len(moves), n, 2).mean(1)
         curves: dict[str, dict[str, list[Any]]] = {}
@@ -216,6 +217,7 @@ class Work:
         found = table(
             ["scale", *methods],
             [[name, *(f"{scales[name]:.4g}" if name in scales else "1" for scales in methods.values())] for name in SCALES],
+            "constants",
         )
         rows, claims = [], []
         for horizon, results in judged.items():
@@ -233,8 +235,8 @@ class Work:
                 found,
                 f"On {len(kinds)} instances never seen, 95% intervals over instances; the objective is (regret + "
                 f"{self.options.weight:g} x positive violation summed over constraints) / horizon.",
-                table(["episodes", "costs", "constants", *MEASURES], rows),
+                table(["episodes", "costs", "constants", *MEASURES], rows, "held out"),
                 "Differences of the objective on the same instances (negative: tuned is better), 95% intervals over seeds.",
-                table(["episodes", "difference", "all", *dict.fromkeys(kinds)], claims),
+                table(["episodes", "difference", "all", *dict.fromkeys(kinds)], claims, "differences"),
             ]
         )
