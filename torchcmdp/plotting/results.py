@@ -94,7 +94,11 @@ def growth_panels(results: Mapping[str, Any]) -> list[Panel]:
     found = []
     for name, ylabel in MEASURES.items():
         known = _exponents(results, name)
-        look: dict[str, Any] = {"remarks": {label: _power(b) for label, b in known.items()}, "sqrt_guide": True, "logarithmic": True}
+        look: dict[str, Any] = {
+            "remarks": {label: _power(b) for label, b in known.items()},
+            "sqrt_guide": True,
+            "logarithmic": True,
+        }
         if known and (rest := [label for label in results if label not in known]):
             look["note"] = f"no exponent where a run is not above zero: {', '.join(rest)}"
         found.append(Panel(_curves(results, name), ylabel, _growth(results, name), **look))
