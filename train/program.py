@@ -27,7 +27,18 @@ from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS, Guarded
 from torchcmdp.planning import slater_gap
 
 from .output import (
-    bar, board, collect, forget_tables, interrupted, on_terminal, plus_minus, publish, table, watch, with_interval, write_table,
+    bar,
+    board,
+    collect,
+    forget_tables,
+    interrupted,
+    on_terminal,
+    plus_minus,
+    publish,
+    table,
+    watch,
+    with_interval,
+    write_table,
 )  # fmt: skip
 
 # what programs say comes from here as well, so that they know of one place

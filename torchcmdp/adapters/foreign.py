@@ -21,6 +21,7 @@ from torchcmdp.protocols import EnvironmentLike
 from torchcmdp.sampling import thresholds
 from torchcmdp.streams import ACTION, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
+from torchcmdp.units import Units
 
 require("gymnasium", "gym")
 
@@ -107,8 +108,8 @@ class GymnasiumSimulator:
 
     The environments have `Discrete` spaces, episodes of L steps, and layered observations: state x of layer k is number widths[0] +
     ... + widths[k-1] + x, as in `CMDPEnv` and `Layered`. Rewards lie in [0, 1]; costs, in [-1, 1], are `info["costs"]`, or
-    `info["cost"]` if there is one constraint. Of a `CMDPEnv`, which shows the user's units, its `normal_form` is played. Every episode is seeded by (seed, run, episode), so that a run can be resumed; an
-    environment must not remember earlier episodes.
+    `info["cost"]` if there is one constraint. Of a `CMDPEnv`, which shows the user's units, its `normal_form` is played. Every
+    episode is seeded by (seed, run, episode), so that a run can be resumed; an environment must not remember earlier episodes.
 
     Attributes:
         layout, constraints, runs, seed, dtype, device: Of the episodes.

@@ -118,8 +118,9 @@ class Shown:
 
     @property
     def _wide(self) -> Tensor:
-        """What one unit of `normal`'s costs is, `(m,)`: more than the CMDP's own where another budget moves costs out of [-1, 1]."""
-        return self._scale + (self._cost_share - self._limit_share).abs().amax(-2)
+        """What one unit of `normal`'s costs is, `(m,)`: more than the CMDP's where another budget moves costs out of [-1, 1]."""
+        wide: Tensor = self._scale + (self._cost_share - self._limit_share).abs().amax(-2)
+        return wide
 
     def _at(self, shares: Tensor, layer: Tensor) -> Tensor:
         """Values by layer, `(L [x m])`, or of a batch `(runs x L [x m])`, at the layer that each run is in."""

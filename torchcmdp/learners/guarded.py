@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Guarded(Learner):
         streams: The random streams of the runs.
     """
 
-    uses: Any = ()
+    uses: ClassVar[Any] = ()
     costs: Any  # a CostModel
     baseline_policy: Tensor
     baseline_bounds: Tensor

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief
 from torchcmdp.layout import Layout
 
@@ -89,7 +88,7 @@ def _checked(layout: Layout, states: Any) -> Tensor:
 
 def ties_of(cmdp: object) -> Tensor:
     """The numbers of the states of a CMDP that knows them, `(L x S)`, or one sentence."""
-    ties = getattr(getattr(cmdp, "origin", None), "ties", None)
+    ties: Tensor | None = getattr(getattr(cmdp, "origin", None), "ties", None)
     if ties is None:
         raise InvalidInput(
             "tied_layers is True, but this CMDP was not unrolled from stationary tables; leave it out, or pass the numbers of its "

@@ -106,7 +106,7 @@ def layered(
     cost_range: Ends | Sequence[Ends] | None = None,
 ) -> LayeredCMDP:
     """The reachable states of a model, layer by layer, in normal form, with the units that lead back."""
-    budget = budgets_of(budget, len(model.costs))
+    budgets_of(budget, len(model.costs))  # refused here, before anything is unrolled
     n, several = model.states, int((model.initial > 0).sum()) > 1
     transitions, rewards, costs, allowed = model.transitions, model.rewards, model.costs, model.allowed
     if several and transitions.dim() == 4:  # in the first layer the start is drawn, and the steps begin in the second
