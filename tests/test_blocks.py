@@ -316,7 +316,7 @@ def test_what_cannot_be_compiled_is_named() -> None:
     env, foreign = tc.Simulator(cmdp, rewards, costs), tc.Simulator(cmdp, Own(cmdp.rewards), costs)
     ours = tc.WCOPS.for_env(env, horizon=4)
     for learner, there, why in (
-        (Louder.for_env(env, horizon=4), env, "Louder is no learner"),
+        (Louder.for_env(env, horizon=4), env, "Louder has no kernels"),
         (tc.WCOPS.for_env(env, horizon=4, solver=tc.Newton(backend="torch")), env, "its solver is Newton"),
         (tc.WCOPS.for_env(env, horizon=4, eta=torch.ones(1, dtype=torch.float64, requires_grad=True)), env, "differentiates"),
         (ours, foreign, "a process is not"),

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from numba import njit
 
 from tests.sparse import supported
 from torchcmdp import estimation
@@ -25,7 +24,7 @@ from torchcmdp.confidence import (
 )
 from torchcmdp.kernels import confidence, occupancy, opt_cmdp, pdbps, streams
 from torchcmdp.kernels import estimation as kernels
-from torchcmdp.kernels.cpu import _KernelFiles
+from torchcmdp.kernels.cpu import _KernelFiles, exposed
 from torchcmdp.kernels.geometry import geometry_of
 from torchcmdp.layout import Layout
 from torchcmdp.learners import Greedy, OptCMDP
@@ -42,7 +41,7 @@ HORIZON, DELTA = 500, 0.05
 @cache
 def callable_from_python(kernel):
     """Kernels have no way in from Python, which would take long to compile: this gives them one."""
-    return njit(lambda *arguments: kernel(*arguments), error_model="numpy")
+    return exposed(lambda *arguments: kernel(*arguments))
 
 
 def number(value: float) -> torch.Tensor:
@@ -83,7 +82,7 @@ def entries_of(layout: Layout, padded: torch.Tensor) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(-1).numpy()[geometry_of(layout).entry_at])
 
 
-@njit(error_model="numpy")
+@exposed
 def fill(geometry, visits, moves, iota, scale, kernels):
     for p in range(visits.shape[0]):
         confidence.confidence_row(geometry, p, visits, moves, iota, scale, kernels)
@@ -201,7 +200,7 @@ def test_random_numbers_are_the_same_bit_for_bit(distinct: int | None) -> None:
                     assert uniform(seed, number, episode, k + streams.SLOTS * purpose) == numbers[run, k, purpose].item()
 
 
-@njit(error_model="numpy")
+@exposed
 def estimates(reward, upper, gamma, path, threshold, scale, cap, visits, estimate, cost, logarithm, bonus_scale):
     gamma_excess = kernels.excess(path, threshold, scale, cap)
     rate = kernels.learning_rate(gamma_excess, visits)
@@ -234,7 +233,7 @@ def test_estimates(visits: float, path: float) -> None:
         close(value, tensor.item())
 
 
-@njit(error_model="numpy")
+@exposed
 def beliefs(estimate, samples, end, occupancy, total, surprise, slack, reward, upper, gamma, mean_loss):
     loss = kernels.hopeful_loss(mean_loss, samples) + kernels.loss_correction(reward, upper, gamma, mean_loss)
     error = math.sqrt(kernels.squared_error(occupancy, estimate, samples))
@@ -257,7 +256,7 @@ def test_beliefs(samples: float, estimate: float, surprise: float) -> None:
         close(value, tensor.item())
 
 
-@njit(error_model="numpy")
+@exposed
 def thresholds(geometry, lower, upper, visits, uncertainty, constant, factor, logarithm, episode):
     total = 0.0
     for p in range(visits.shape[0]):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hedge import interrupt
+from helpers import NEEDED
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
@@ -18,7 +19,7 @@ CMDP = PROBLEM.cmdp
 @pytest.mark.parametrize("key", LEARNERS)
 def test_counts_of_tied_layers_are_sums_over_them(key: str) -> None:
     env = PROBLEM.simulator(2)
-    learner = LEARNERS[key].for_env(env, horizon=20, tied_layers=True)
+    learner = LEARNERS[key].for_env(env, horizon=20, tied_layers=True, **NEEDED.get(key, {}))
     seen = torch.zeros_like(learner.visits)
     for _ in range(6):
         trajectory = env.rollout(learner.policy)
@@ -33,7 +34,7 @@ def test_counts_of_tied_layers_are_sums_over_them(key: str) -> None:
     if hasattr(learner, "reward_mean"):  # feedback without noise: every mean is the truth, in all layers
         met = learner.visits > 0
         torch.testing.assert_close(learner.reward_mean[met], CMDP.rewards.expand_as(met)[met])
-    if getattr(learner, "costs", None) is not None and learner.constraints:
+    if hasattr(learner, "cost_estimate") and learner.constraints:
         met = (learner.visits > 0).unsqueeze(1)
         torch.testing.assert_close(learner.cost_estimate[met], CMDP.costs.expand(2, -1, -1, -1, -1)[met])
 
@@ -44,10 +45,10 @@ def test_what_is_known_takes_the_place_of_estimates_or_is_refused(key: str) -> N
     for name, value in (("known_rewards", CMDP.rewards), ("known_costs", CMDP.costs)):
         if name not in kind.uses:
             with pytest.raises(tc.InvalidInput, match=f"{name} is given, for which"):
-                kind(CMDP.layout, 1, 10, **{name: value})
+                kind(CMDP.layout, 1, 10, **NEEDED.get(key, {}), **{name: value})
             continue
         env = PROBLEM.simulator(2)
-        learner = kind.for_env(env, horizon=20, **{name: value})
+        learner = kind.for_env(env, horizon=20, **NEEDED.get(key, {}), **{name: value})
         tc.run(learner, env, 5, progress=False)
         assert name in learner.config()
         if key in ("opt-cmdp", "greedy"):

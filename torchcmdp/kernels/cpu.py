@@ -162,8 +162,13 @@ def compiled(function: Callable[..., Any]) -> Any:
     return njit(pipeline_class=_InnerCompiler, no_cpython_wrapper=True, **OPTIONS)(function)
 
 
+def exposed(function: Callable[..., Any]) -> Any:
+    """Compile a kernel that Python calls, with all that it calls, on its first call."""
+    return njit(pipeline_class=_EntryCompiler, **OPTIONS)(function)
+
+
 def entry(function: Callable[..., Any]) -> Any:
-    """Compile a kernel that Python calls, with all that it calls, on its first call, or load it from the cache."""
-    dispatcher = njit(pipeline_class=_EntryCompiler, **OPTIONS)(function)
+    """As `exposed`, or load it from the cache."""
+    dispatcher = exposed(function)
     dispatcher._cache = _KernelCache(function)
     return dispatcher
