@@ -43,6 +43,7 @@ class Panel:
         logarithmic: Both axes are; what is not above zero is not drawn.
         remarks: Label to what its name is followed by at the end of the curve.
         note: Small print below the axes, after how many runs there are.
+        of: What the rows of the values are, if not runs: the small print says so.
     """
 
     curves: Mapping[str, Curve]
@@ -54,6 +55,7 @@ class Panel:
     logarithmic: bool = False
     remarks: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    of: str = "run"
 
 
 def draw(panels: Sequence[Panel], columns: int | None = None) -> Figure:
@@ -139,7 +141,7 @@ def _note(panel: Panel) -> str:
     if len(runs) > 1:
         return ""
     (count,) = runs
-    return f"mean of {count:,} runs, 95% band" if count > 1 else "one run"
+    return f"mean of {count:,} {panel.of}s, 95% band" if count > 1 else f"one {panel.of}"
 
 
 def _summarise(label: str, episodes: ArrayLike, values: ArrayLike) -> tuple[Array, Array, Array]:

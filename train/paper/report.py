@@ -79,7 +79,7 @@ def _panel(outcome: Outcome, results: Mapping[str, tc.RunResult], attribute: str
     }
     least = min(curves, key=lambda label: float(curves[label][1][:, -1].mean().nan_to_num(float("inf"))))
     finding = f"{family} constants: least {ylabel.split(' (')[0].removeprefix('cumulative ')} of {least}"
-    return plotting.Panel(curves, ylabel, finding, plotting.bounds_of(results, bound))
+    return plotting.Panel(curves, ylabel, finding, plotting.bounds_of(results, bound), of="instance")
 
 
 def _summary(outcome: Outcome) -> list[dict[str, Any]]:

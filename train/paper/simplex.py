@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.plotting import GREY, INK, PALETTE, SMALL, TITLE, blank, darker
+from torchcmdp.plotting import INK, PALETTE, SMALL, TITLE, blank, darker
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(3) / 2]])
 Points = NDArray[np.float64]
@@ -79,14 +79,11 @@ def _triangle(axes: Axes, cmdp: tc.LayeredCMDP) -> None:
 
 
 def _trajectory(axes: Axes, policies: Points) -> LineCollection:
-    """Every run as a faint line, their mean as a line whose colour is time."""
+    """Every run as a line whose colour is time: their mean would be a policy that nobody played."""
     places = policies @ CORNERS
-    for run in range(places.shape[1]):
-        axes.plot(*places[:, run].T, color=GREY, linewidth=0.5, alpha=0.35, zorder=2)
-    mean = places.mean(1)
-    segments = np.stack([mean[:-1], mean[1:]], axis=1)
-    line = LineCollection(list(segments), cmap="viridis", linewidths=2.4, zorder=4)
-    line.set_array(np.linspace(0, 1, len(segments)))
+    paths = [np.stack([path[:-1], path[1:]], axis=1) for path in np.moveaxis(places, 1, 0)]
+    line = LineCollection(list(np.concatenate(paths)), cmap="viridis", linewidths=1.6, alpha=0.85, zorder=4)
+    line.set_array(np.tile(np.linspace(0, 1, len(places) - 1), len(paths)))
     axes.add_collection(line)
-    axes.plot(*mean[0], marker="o", markersize=5, color=INK, zorder=5)
+    axes.plot(*places[0, 0], marker="o", markersize=5, color=INK, zorder=5)
     return line
