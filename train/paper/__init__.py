@@ -1,4 +1,4 @@
-"""`python -m train paper [NAME ...]`: the paper's experiments, their figures, and a report of what holds."""
+"""`python -m train paper [NAME ... | regimes]`: the paper's experiments, their figures, and a report of what holds."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ INSTANCES, QUICK_INSTANCES = 20, 3
 class Options:
     """Play the paper's experiments and report which of its claims hold; without names, all of them.
 
+    `paper regimes` maps where its headline holds, and has options of its own.
+
     Names come before options: stochastic-1 to -3, adversarial-reward-1 and -2, adversarial-1 and -2, simplex-1 to -3,
     waking-switching and waking-stochastic. Into LOGDIR/NAME go report.md and a folder an experiment with curves.png (regret above
     the violations) and simplex.png, each also as PDF, summary.csv and TensorBoard runs that overlay the learners. The same command
@@ -56,7 +58,11 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the experiments; returns the exit code."""
+    """Run the experiments, or map the regimes; returns the exit code."""
+    if arguments and arguments[0] == "regimes":
+        from . import regimes
+
+        return regimes.main(arguments[1:])
     names, rest = _names(arguments)
     options = parse(Options, rest, prog="python -m train paper")
     instances = options.instances or (QUICK_INSTANCES if options.quick else INSTANCES)
@@ -70,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         for name in names
         for family in PRESETS[name].families
     ]
-    outcomes = _play_all(jobs, options.jobs or os.cpu_count() or 1)
+    outcomes = play_all(jobs, options.jobs or os.cpu_count() or 1)
     if len(outcomes) < len(jobs) or not all(outcome.completed for outcome in outcomes):
         return interrupted("", options.fresh)
     from .report import write_experiment, write_report  # matplotlib is slow to import, and the workers do not need it
@@ -96,7 +102,7 @@ def _names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return names or list(PRESETS), list(arguments[split:])
 
 
-def _play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
+def play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
     """Play the jobs on as many processes, longest first, and return what came of them in their own order; fewer if interrupted."""
     done: dict[int, Outcome] = {}
     if min(workers, len(jobs)) == 1:

@@ -12,7 +12,7 @@ import torchcmdp as tc
 from torchcmdp.metrics import growth_exponent, mean_and_interval
 
 from .experiment import OWN, Outcome
-from .presets import PRESETS, WC_OPS
+from .presets import WC_OPS, preset_of
 
 Results = dict[str, tc.RunResult]
 Row = tuple[str, str, str]
@@ -63,7 +63,7 @@ def findings(outcomes: Sequence[Outcome]) -> list[Finding]:
         job = outcome.job
         for sequence in dict.fromkeys(sequence for sequence, _ in outcome.results):
             results = {label: result for (where, label), result in outcome.results.items() if where == sequence}
-            rows = _claims(PRESETS[job.preset].setting, results, job.instances)
+            rows = _claims(preset_of(job.preset).setting, results, job.instances)
             found += [Finding(claim, job.preset, job.family, sequence, numbers, verdict) for claim, numbers, verdict in rows]
     return found
 

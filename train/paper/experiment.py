@@ -14,7 +14,7 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.protocols import Axes
 
-from .presets import PRESETS, WC_OPS, Player, Preset, instances, learner, processes, spread
+from .presets import WC_OPS, Player, Preset, instances, learner, preset_of, processes, spread
 
 OWN, REPLAY = "own sequence", "replay"
 POINTS = 100
@@ -45,7 +45,7 @@ class Job:
     @property
     def total(self) -> int:
         """Episodes to be played, over all learners."""
-        preset = PRESETS[self.preset]
+        preset = preset_of(self.preset)
         players = len(preset.players_of(self.family))
         return self.episodes * (2 * players + 1 if preset.adaptive else players)  # own sequences, replays and the recording
 
@@ -119,7 +119,7 @@ class Scene:
     @cached_property
     def preset(self) -> Preset:
         """What the job plays."""
-        return PRESETS[self.job.preset]
+        return preset_of(self.job.preset)
 
     @cached_property
     def drawn(self) -> tuple[tc.LayeredCMDP, list[int]]:

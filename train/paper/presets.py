@@ -150,6 +150,29 @@ PRESETS: Mapping[str, Preset] = {
 }  # fmt: skip
 
 
+# Where `python -m train paper regimes` plays: two sizes, and by how much the safest policy is safe.
+REGIMES: Mapping[str, Preset] = {
+    f"{size}-{slack}": Preset(
+        "stochastic", seed, (WC_OPS, *OPT_CMDP[:2], PRIMAL_DUAL), f"{'-'.join(map(str, widths))} states\nSlater gap {margin:g}",
+        widths=widths, margin=margin,
+    )
+    for seed, (size, widths, slack, margin) in enumerate(
+        [
+            ("narrow", (1, 2, 2, 1), "slack", 0.5),
+            ("narrow", (1, 2, 2, 1), "tight", 0.05),
+            ("paper", (1, 4, 4, 4, 1), "slack", 0.5),
+            ("paper", (1, 4, 4, 4, 1), "tight", 0.05),
+        ],
+        start=21,
+    )
+}  # fmt: skip
+
+
+def preset_of(name: str) -> Preset:
+    """The experiment or the kind of regime of that name."""
+    return PRESETS[name] if name in PRESETS else REGIMES[name]
+
+
 # Between the seeds of two instances of an experiment, so that no two experiments and no two draws of one share any.
 STRIDE = 10_000
 BINDING = 1e-3  # by how much the best safe policy falls short of the best one, at least, where the constraints bind
