@@ -23,7 +23,7 @@ from torchcmdp.baselines import baseline
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS, Guarded
+from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS, Guarded, Learner
 from torchcmdp.planning import slater_gap
 
 from .output import (
@@ -270,6 +270,19 @@ def settings_of(learner: str) -> set[str]:
     return names if issubclass(kind, WCOPS) else names - {"solver"}
 
 
+LEAST_MARGIN = 1e-6  # of a policy that can be a baseline
+
+
+def guarded(key: str) -> bool:
+    """Whether the learner of that name is given a baseline."""
+    return issubclass(LEARNERS.get(key, Learner), Guarded)
+
+
+def has_margin(cmdp: LayeredCMDP) -> bool:
+    """Whether some policy can be a baseline, in every CMDP of a batch."""
+    return bool((slater_gap(cmdp) > LEAST_MARGIN).all())
+
+
 def protection(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
     """What a learner that is safe from the first episode is given: a baseline with a share of the Slater gap, and whose coins.
 
@@ -279,7 +292,7 @@ def protection(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[s
         share: Of the largest margin that a policy has.
         luck: `seed`, `first_run` and `distinct_runs` of the simulator.
     """
-    if not issubclass(LEARNERS[key], Guarded):
+    if not guarded(key):
         return {}
     gap = slater_gap(cmdp)
     return {"baseline": baseline(cmdp, None if gap.isinf().all() else share * gap), **luck}
