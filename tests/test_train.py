@@ -274,7 +274,7 @@ def one_sentence(capsys) -> str:
             ["--learner", "greedy", "--baseline-share", "0.5"],
             "--baseline-share belongs to s-ops, ma-ops and dope, and --learner is greedy.",
         ),
-        (["--baseline-share", "1.5"], "--baseline-share is 1.5; it is a share of the Slater gap, at most 1."),
+        (["--baseline-share", "1.5"], "--baseline-share is 1.5; it must be greater than zero and at most 1."),
         (["--fresh", "yes"], "'yes' is not an option"),
         (["rnu"], "'rnu' is not a command of python -m train; did you mean run?"),
     ],

@@ -17,7 +17,7 @@ from torchcmdp.learners import LEARNERS, Learner
 from torchcmdp.run import run_split
 
 from . import program
-from .program import Count, NotNegative, Positive, settings_of, spelled, with_interval
+from .program import Count, NotNegative, Positive, Share, spelled, with_interval
 from .verdict import BASELINE_GIVEN, ranking, sentences
 
 SETTINGS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "confidence", "solver")
@@ -108,7 +108,7 @@ class Options:
     cap_scale: NotNegative = 1.0  # Multiplies the violation at which it forgets no faster; 1 is the paper's.
     confidence: Literal["entrywise", "l1", "bernstein"] = "entrywise"
     """Kind of transition confidence set; entrywise is the paper's."""
-    baseline_share: Positive = 0.5
+    baseline_share: Share = 0.5
     """Of s-ops, ma-ops and dope: the margin of the baseline that they are given, as a share of the Slater gap, at most 1."""
     log_every: Count | None = None  # Episodes between logging points; about 200 points by default, and never more than 10,000.
     checkpoint_every: NotNegative = 30.0  # Seconds between checkpoints.
@@ -238,10 +238,7 @@ def build(
     costs = tc.Bernoulli(cmdp.costs, low=-1) if imported is None else imported.cost_process()
     env = tc.Simulator(cmdp, rewards=tc.Bernoulli(cmdp.rewards), costs=costs, runs=runs, seed=options.seed, first_run=first_run)
     settings = given(options, SETTINGS)
-    if name == "opt-primal-dual":
-        settings["slater_gap"] = float(tc.slater_gap(cmdp))
-    if name != PRACTICAL:
-        settings |= program.protection(name, cmdp, options.baseline_share, seed=options.seed, first_run=first_run)
+    settings |= program.told(name, cmdp, options.baseline_share, seed=options.seed, first_run=first_run)
     kind: Any = tc.WCOPS.practical if name == PRACTICAL else LEARNERS[name]
     size = (cmdp.layout, cmdp.constraints, options.episodes or ALONE, options.delta, runs)
     return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
@@ -322,15 +319,7 @@ def _check_combination(options: Options, typed: set[str]) -> None:
     for name in filter(typed.__contains__, foreign):
         owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"
         raise tc.InvalidInput(f"{spelled(name)} belongs to {owner}, and --env is {options.env}.")
-    if "baseline_share" in typed and options.learner and not program.guarded(options.learner):
-        raise tc.InvalidInput(f"--baseline-share belongs to s-ops, ma-ops and dope, and --learner is {options.learner}.")
-    if options.baseline_share > 1:
-        raise tc.InvalidInput(f"--baseline-share is {options.baseline_share:g}; it is a share of the Slater gap, at most 1.")
-    # what is practical about the practical one are its own constants
-    taken = {"solver"} if options.learner == PRACTICAL else settings_of(options.learner) if options.learner else set()
-    for name in filter(typed.__contains__, SETTINGS):
-        if not options.learner:
-            raise tc.InvalidInput(f"{spelled(name)} is a setting of one learner; say whose, such as --learner wc-ops.")
-        if name not in taken:
-            own = ", ".join(spelled(other) for other in SETTINGS if other in taken) or "none of these settings"
-            raise tc.InvalidInput(f"{spelled(name)} is not a setting of {options.learner}, which takes {own}.")
+    if options.learner:  # what is practical about the practical one are its own constants
+        program.check_settings(options.learner, typed, SETTINGS, {"solver"} if options.learner == PRACTICAL else None)
+    elif own := next(filter(typed.__contains__, SETTINGS), None):
+        raise tc.InvalidInput(f"{spelled(own)} is a setting of one learner; say whose, such as --learner wc-ops.")

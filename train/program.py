@@ -61,6 +61,7 @@ class Bound(NamedTuple):
 POSITIVE = Bound(lambda value: value > 0, "it must be greater than zero")
 NOT_NEGATIVE = Bound(lambda value: value >= 0, "it must not be negative")
 Count, Positive = Annotated[int, POSITIVE], Annotated[float, POSITIVE]
+Share = Annotated[float, Bound(lambda value: 0 < value <= 1, "it must be greater than zero and at most 1")]
 Whole, NotNegative = Annotated[int, NOT_NEGATIVE], Annotated[float, NOT_NEGATIVE]
 MAY_BE_EMPTY = "may be empty"  # in the type of an option with several values; others need one at least
 
@@ -296,6 +297,23 @@ def protection(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[s
         return {}
     gap = slater_gap(cmdp)
     return {"baseline": baseline(cmdp, None if gap.isinf().all() else share * gap), **luck}
+
+
+def told(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
+    """All that the learner of that name cannot do without; the arguments are those of `protection`."""
+    gap = {"slater_gap": slater_gap(cmdp)} if key == "opt-primal-dual" else {}
+    return {**gap, **protection(key, cmdp, share, **luck)}
+
+
+def check_settings(learner: str, typed: set[str], names: Sequence[str], taken: set[str] | None = None) -> None:
+    """Refuse settings, of these names, that a learner does not have; `taken` are those it has where that is not by its class."""
+    taken = settings_of(learner) if taken is None else taken
+    for name in names:
+        if name in typed and name not in taken:
+            own = ", ".join(spelled(other) for other in names if other in taken) or "none of these settings"
+            raise InvalidInput(f"{spelled(name)} is not a setting of {learner}, which takes {own}.")
+    if "baseline_share" in typed and not guarded(learner):
+        raise InvalidInput(f"--baseline-share belongs to s-ops, ma-ops and dope, and --learner is {learner}.")
 
 
 def in_options(sentence: str, options: type | None) -> str:

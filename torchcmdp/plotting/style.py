@@ -72,8 +72,10 @@ def blank(width: float, height: float) -> Figure:
     """An empty figure, in inches, without touching matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)  # words reach to the margin
+    figure = Figure(figsize=(width, height), dpi=150, layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -134,7 +136,7 @@ def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
     to_axes = axes.transData + axes.transAxes.inverted()
     # formulas have letters that are not seen
     lines = [
-        name if len(re.sub(r"[${}^]", "", name)) <= 24 else textwrap.fill(name, 18, break_on_hyphens=False)
+        name if len(re.sub(r"[${}^]", "", name)) <= 28 else textwrap.fill(name, 18, break_on_hyphens=False)
         for _, _, name, _ in ends
     ]
     line = 1.25 * SMALL / (72 * _inches(axes)[1])  # height of a line as a share of the axes
