@@ -32,6 +32,7 @@ from torchcmdp.plotting import (
     plot_curves,
     save,
 )
+from torchcmdp.plotting.style import fill
 
 EPISODES = np.arange(10, 1010, 10)
 VALUES = np.sqrt(EPISODES) * np.array([[1.0], [2.0], [3.0]])
@@ -174,6 +175,18 @@ def test_names_beside_points_do_not_overlap():
     axes.figure.canvas.draw()
     boxes = [Text.get_window_extent(text) for text in axes.texts]  # without their arrows
     assert len(boxes) == 3 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+def test_names_do_not_cover_the_points_beside_them():
+    axes = blank(6, 4).add_subplot()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    name_points(axes, [(0.1, 0.5, "first", GREY), (0.2, 0.52, "second", GREY)])
+    axes.figure.canvas.draw()
+    assert all(Text.get_window_extent(text).x0 > axes.transData.transform((0.2, 0.5))[0] for text in axes.texts)
+
+
+def test_a_formula_is_not_broken():
+    assert fill(r"time grows as (runs)$^{1.05 \pm 0.02}$", 20).splitlines()[-1].endswith(r"(runs)$^{1.05 \pm 0.02}$")
 
 
 def test_logarithmic_axes_show_what_is_above_zero_and_say_what_is_not():
