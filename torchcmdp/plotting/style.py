@@ -103,13 +103,13 @@ def tidy(axes: Axes, xlabel: str = "", ylabel: str = "", title: str | None = Non
         axes.set_title(fill(title, int(columns)), fontsize=TITLE, color=INK, loc="left", pad=8)
     if note:
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "fontsize": SMALL}
-        axes.annotate(fill(note, int(1.5 * columns)), (0, 0), (0, -32), color=GREY, **place)
+        axes.annotate(fill(note, int(1.4 * columns)), (0, 0), (0, -32), color=GREY, **place)
 
 
 def fill(text: str, columns: int) -> str:
     """The text in lines of so many letters, with no break inside a formula or at a hyphen."""
     whole = re.sub(r"\$[^$]*\$", lambda found: found[0].replace(" ", "\0"), text)
-    return textwrap.fill(whole, columns, break_on_hyphens=False).replace("\0", " ")
+    return textwrap.fill(whole, columns, break_on_hyphens=False, break_long_words=False).replace("\0", " ")
 
 
 def thousands(axis: Any, ticks: int = 5) -> None:
