@@ -67,7 +67,7 @@ def test_the_main_job_compares_learners_on_the_same_instance_and_seeds(tmp_path,
 
 def test_s_ops_is_given_the_declared_baseline_and_sits_out_where_there_is_none(tmp_path, capsys):
     assert COMPARED[-1] == "s-ops" and label_of("s-ops") == "S-OPS with a baseline"
-    chosen = Options(widths=(1, 2, 1), actions=2, constraints=1, baseline_share=0.25)
+    chosen = Options(baseline_share=0.25)
     cmdp, imported = make_cmdp(chosen)
     learner, env = build(chosen, "s-ops", cmdp, imported, 2)
     rule = tc.baseline(cmdp, margin=0.25 * slater_gap(cmdp))
