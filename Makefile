@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run          the main job: four learners on a small CMDP, a table, figures and TensorBoard files in runs/ (ARGS='--episodes 1000' to change it)"
+	@echo "make run          the main job: five learners on a small CMDP, a table, figures and TensorBoard files in runs/ (ARGS='--episodes 1000' to change it)"
 	@echo "make test         all tests, over all cores (ARGS='-n 0' in one process)"
 	@echo "make lint         formatting, lint and types"
 	@echo "make docs         the documentation as web pages, in build/docs"

@@ -14,6 +14,7 @@ import torch
 import torchcmdp
 from train.__main__ import COMMANDS, MAIN_JOB
 from train.bench import BENCHMARKS
+from train.main_job import COMPARED
 from train.study import STUDIES as COMPARISONS
 from train.tune import STUDIES
 
@@ -137,3 +138,10 @@ def test_make_targets_exist(page):
     makefile = (ROOT / "Makefile").read_text()
     for name in re.findall(r"^    make ([\w-]+)", PAGES[page], flags=re.MULTILINE):
         assert re.search(rf"^{name}:", makefile, flags=re.MULTILINE), name
+
+
+def test_pages_count_the_learners_of_the_main_job():
+    count = {4: "four", 5: "five", 6: "six"}[len(COMPARED)]
+    said = {**{page: PAGES[page] for page in ("README.md", "docs/start/first-run.md")}, "Makefile": (ROOT / "Makefile").read_text()}
+    for page, text in said.items():
+        assert f"{count} learners" in text.lower(), page

@@ -27,10 +27,12 @@ from torchcmdp.plotting import (
     learner_of,
     looks,
     name_points,
+    overview,
     panels,
     plot_curves,
     save,
 )
+from torchcmdp.plotting.style import fill
 
 EPISODES = np.arange(10, 1010, 10)
 VALUES = np.sqrt(EPISODES) * np.array([[1.0], [2.0], [3.0]])
@@ -113,6 +115,20 @@ def test_no_figure_has_regret_without_violation():
         assert "regret" in named and "positive violation" in named
 
 
+def test_an_overview_names_its_points_and_curves_and_has_no_legend():
+    drawn = overview({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(-VALUES, 2 * VALUES)}, "a problem")
+    assert "regret" in drawn.axes[0].get_ylabel() and "positive violation" in drawn.axes[0].get_xlabel()
+    assert [axes.get_ylabel().split(" (")[0] for axes in drawn.axes[1:]] == ["cumulative regret", "cumulative positive violation"]
+    for axes in drawn.axes:
+        assert axes.get_legend() is None and {"WC-OPS", "OptCMDP"} <= {text.get_text() for text in axes.texts}
+
+
+def test_what_is_never_above_zero_is_said_to_be_so_once():
+    safe = {"WC-OPS": result_of(VALUES), "S-OPS with a baseline": result_of(VALUES, 0 * VALUES)}
+    (note,) = [text.get_text() for text in draw(growth_panels(safe)[2:]).axes[0].texts if "mean of" in text.get_text()]
+    assert note.count("S-OPS with a baseline") == 1 and "S-OPS with a baseline: not above zero" in " ".join(note.split())
+
+
 def test_titles_state_what_the_numbers_say():
     first, second, third = draw(panels({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(-VALUES, 3 * VALUES)})).axes
     assert " ".join(first.get_title(loc="left").split()) == "Regret of OptCMDP: \u221263, the least, for 190 of positive violation"
@@ -122,7 +138,9 @@ def test_titles_state_what_the_numbers_say():
     assert growth[1].title == "Least exponent of violation: WC-OPS, $t^{0.50}$" and growth[1].note == ""
     assert growth[1].remarks["OptCMDP"] == "$t^{1.50}$"
     drawn = draw(growth).axes[0]
-    assert "no exponent where a run is not above zero: OptCMDP" in words(drawn.figure)
+    assert "OptCMDP: not above zero" in words(drawn.figure)
+    mixed = growth_panels({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(VALUES * np.array([[1.0], [1.0], [-0.5]]))})
+    assert mixed[0].note == "no exponent where a run is not above zero: OptCMDP"
     assert drawn.get_title(loc="left").count("\n") < 2
     assert "Beaten by nobody in both: a, c" in balance(
         {"a": result_of(VALUES), "b": result_of(2 * VALUES, 2 * VALUES), "c": result_of(-VALUES, 3 * VALUES)}
@@ -157,6 +175,18 @@ def test_names_beside_points_do_not_overlap():
     axes.figure.canvas.draw()
     boxes = [Text.get_window_extent(text) for text in axes.texts]  # without their arrows
     assert len(boxes) == 3 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+def test_names_do_not_cover_the_points_beside_them():
+    axes = blank(6, 4).add_subplot()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    name_points(axes, [(0.1, 0.5, "first", GREY), (0.2, 0.52, "second", GREY)])
+    axes.figure.canvas.draw()
+    assert all(Text.get_window_extent(text).x0 > axes.transData.transform((0.2, 0.5))[0] for text in axes.texts)
+
+
+def test_a_formula_is_not_broken():
+    assert fill(r"time grows as (runs)$^{1.05 \pm 0.02}$", 20).splitlines()[-1].endswith(r"(runs)$^{1.05 \pm 0.02}$")
 
 
 def test_logarithmic_axes_show_what_is_above_zero_and_say_what_is_not():

@@ -45,6 +45,32 @@ def test_a_combination_is_what_wc_ops_does_with_it_alone(tmp_path, capsys):
             assert float(row[f"{name}_ci95"]) == pytest.approx(float(half), abs=1e-9)
 
 
+@pytest.mark.parametrize("learner", ["s-ops", "ma-ops", "dope"])
+def test_a_combination_of_a_learner_with_a_baseline_is_what_it_does_alone(tmp_path, capsys, learner):
+    arguments = ["sweep", *SMALL, "--learner", learner, "--radius-scale", "0.001", "1", "--bonus-scale", "0.001", "--seeds", "3"]
+    assert main([*arguments, "--logdir", str(tmp_path)]) == 0
+    found, cmdp = rows(tmp_path), tc.random_cmdp((1, 2, 1), 2, 1, seed=0)
+    assert float(found[0]["baseline_fraction"]) < float(found[1]["baseline_fraction"])
+    assert ("elastic_fraction" in found[0]) == (learner != "dope") and "cap_scale" not in found[0]
+    for row in found:
+        env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=3, seed=0)
+        scales = {"radius_scale": float(row["radius_scale"]), "bonus_scale": 0.001}
+        alone = tc.LEARNERS[learner].for_env(env, horizon=40, baseline=tc.baseline(cmdp), **scales)
+        result = tc.run(alone, env, 40, progress=False)
+        for name in ("regret", "violation", "positive_violation"):
+            assert float(row[name]) == pytest.approx(float(getattr(result, name)[:, -1].mean()), abs=1e-9)
+        assert float(row["baseline_fraction"]) == pytest.approx(float(result.diagnostics["Learner/on_baseline"].mean()))
+    out = capsys.readouterr().out
+    assert main([*arguments, "--logdir", str(tmp_path)]) == 0 and capsys.readouterr().out == out
+
+
+def test_every_learner_with_settings_can_be_swept(tmp_path, capsys):
+    for learner in ("uob-reps", "opt-cmdp", "opt-primal-dual", "pdb-ps"):
+        arguments = ["--learner", learner, "--radius-scale", "0.1", "1", "--seeds", "2", "--name", learner]
+        assert main(["sweep", *SMALL, "--episodes", "3", *arguments, "--logdir", str(tmp_path)]) == 0
+        assert len(rows(tmp_path, learner)) == 2
+
+
 def test_chunks_change_nothing_and_are_announced(tmp_path, capsys):
     assert call(tmp_path) == 0
     assert "= 12 runs of 40 episodes" in capsys.readouterr().err
@@ -162,6 +188,9 @@ def test_other_settings_need_fresh_or_another_name(tmp_path, capsys):
         (["--eta", "0.1", "-1"], "--eta is -1"),
         (["--bonus-scale", "0.1", "nan"], "--bonus-scale is nan"),
         (["--seeds", "0"], "--seeds is 0"),
+        (["--learner", "opt-cmdp"], "--eta is not a setting of opt-cmdp, which takes --bonus-scale, --radius-scale."),
+        (["--baseline-share", "0.5"], "--baseline-share belongs to s-ops, ma-ops and dope, and --learner is wc-ops."),
+        (["--learner", "s-ops", "--baseline-share", "2"], "--baseline-share is 2; it must be greater than zero and at most 1."),
         (["--memory", "inf"], "--memory is inf; it must be a finite number."),
     ],
 )

@@ -20,7 +20,7 @@ import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
 from torchcmdp.planning import slater_gap
 from train.__main__ import COMMANDS, main
-from train.main_job import COMPARED, PRACTICAL, Options, build, label_of, make_cmdp
+from train.main_job import COMPARED, PRACTICAL, Options, build, label_of, make_cmdp, players
 from train.program import settings_of
 from train.verdict import ranking, sentences
 
@@ -63,6 +63,29 @@ def test_the_main_job_compares_learners_on_the_same_instance_and_seeds(tmp_path,
     for column in ("regret", "violation", "positive violation", "unsafe episodes"):
         assert column in out
     assert main(arguments) == 0 and capsys.readouterr().out == out
+
+
+def test_s_ops_is_given_the_declared_baseline_and_sits_out_where_there_is_none(tmp_path, capsys):
+    assert COMPARED[-1] == "s-ops" and label_of("s-ops") == "S-OPS with a baseline"
+    chosen = Options(baseline_share=0.25)
+    cmdp, imported = make_cmdp(chosen)
+    learner, env = build(chosen, "s-ops", cmdp, imported, 2)
+    rule = tc.baseline(cmdp, margin=0.25 * slater_gap(cmdp))
+    assert torch.allclose(learner.baseline_policy, rule.policy.expand(2, -1, -1, -1)) and learner.streams.seed == env.seed
+    assert main([*SMALL, "--baseline-share", "0.25", "--logdir", str(tmp_path)]) == 0
+    assert "S-OPS's baseline is the best policy that is safe by 0.25 of that." in capsys.readouterr().out
+    tight = tc.random_cmdp((1, 2, 1), 2, 1, 0, feasibility="tight")
+    assert players(chosen, cmdp) == COMPARED and players(chosen, tight) == COMPARED[:-1]
+
+
+def test_a_learner_is_added_to_an_experiment_that_was_finished_without_it(tmp_path, capsys, monkeypatch):
+    """As by those who update: what the others played stays."""
+    monkeypatch.setattr("train.main_job.COMPARED", COMPARED[:-1])
+    assert main([*SMALL, "--logdir", str(tmp_path)]) == 0
+    stamp = (tmp_path / "main" / "wc-ops" / "checkpoint.pt").stat().st_mtime_ns
+    monkeypatch.undo()
+    assert main([*SMALL, "--logdir", str(tmp_path), "--resume"]) == 0 and "S-OPS with a baseline" in capsys.readouterr().out
+    assert (tmp_path / "main" / "wc-ops" / "checkpoint.pt").stat().st_mtime_ns == stamp
 
 
 def test_tensorboard_has_pictures_once_and_the_table_in_words(tmp_path, capsys):
@@ -247,6 +270,11 @@ def one_sentence(capsys) -> str:
             ["--learner", "wc-ops-practical", "--eta", "1"],
             "--eta is not a setting of wc-ops-practical, which takes --solver.",
         ),
+        (
+            ["--learner", "greedy", "--baseline-share", "0.5"],
+            "--baseline-share belongs to s-ops, ma-ops and dope, and --learner is greedy.",
+        ),
+        (["--baseline-share", "1.5"], "--baseline-share is 1.5; it must be greater than zero and at most 1."),
         (["--fresh", "yes"], "'yes' is not an option"),
         (["rnu"], "'rnu' is not a command of python -m train; did you mean run?"),
     ],

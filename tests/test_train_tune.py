@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,13 @@ from train.tune.study import BOX, START, Options
 TINY = ["--horizon", "4", "--steps", "2", "--instances", "1", "--repeats", "1", "--held-out", "2", "--front-steps", "1"]
 
 
-def test_the_study_writes_its_files_and_a_second_call_repeats_them(tmp_path: Path, capsys) -> None:
+def test_the_study_writes_its_files_and_a_second_call_repeats_them(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("train.output.SILENCE", 0.0)
     arguments = ["tune", *TINY, "--front", "0.5", "--logdir", str(tmp_path)]
     assert main(arguments) == 0
-    folder, out = tmp_path / "tune", capsys.readouterr().out
+    (out, progress), folder = capsys.readouterr(), tmp_path / "tune"
+    for stage_name in ("tuning", "random search", "4 episodes", "40 episodes", "sensitivity"):  # without a terminal, too
+        assert re.search(rf"^{stage_name}: \d+ of \d+, .* gone, .* left$", progress, flags=re.MULTILINE), stage_name
     assert {"report.md", "study.json", "sensitivity.png", "front.png", "descent"} <= {file.name for file in folder.iterdir()}
     assert {"checkpoint.pt", "metrics.csv", "config.json"} < {file.name for file in (folder / "descent").iterdir()}
     study = json.loads((folder / "study.json").read_text())

@@ -15,7 +15,8 @@ NOISE = torch.linspace(-1, 1, 8, dtype=torch.float64)
 def result(regret: float, unsafe: float, share: float = 0.5, noise: float = 1.0) -> SimpleNamespace:
     ends = {"regret": regret, "violation": unsafe, "positive_violation": unsafe}
     curves = {name: (end + noise * NOISE)[:, None] for name, end in ends.items()}
-    return SimpleNamespace(**curves, unsafe_share=(share + 0.001 * NOISE)[:, None], episodes=torch.tensor([100]))
+    shares = (share + 0.001 * NOISE * (share > 0))[:, None]
+    return SimpleNamespace(**curves, unsafe_share=shares, episodes=torch.tensor([100]), diagnostics={})
 
 
 def row(text: str, label: str) -> list[str]:
@@ -63,7 +64,29 @@ def test_without_a_safe_policy_or_a_difference_there_is_something_to_say():
         and "a broke the constraints least" in second
     )
     free = {"a": result(1, 0, 0, noise=0.0), "b": result(2, 0, 0, noise=0.0)}
-    assert sentences(free)[0] == "Nobody broke a constraint in 100 episodes." and "A has the least regret" in sentences(free)[1]  # type: ignore[arg-type]
+    assert sentences(free) == ["In 100 episodes nobody broke a constraint.", "a has the least regret, 1.0 +- 0.0."]  # type: ignore[arg-type]
+
+
+def test_a_learner_with_a_baseline_is_not_measured_against_those_without():
+    """It is said to have one and how often it was played; the others are compared among themselves."""
+    helped = result(70, 0, 0, noise=0.0)
+    helped.diagnostics = {"Learner/on_baseline": torch.full((8,), 0.9, dtype=torch.float64)}
+    others = {"OptCMDP": result(5, 10, 0.2), "bad": result(50, 500, 0.9)}
+    first, second = sentences({**others, "S-OPS with a baseline": helped})  # type: ignore[dict-item]
+    assert first == (
+        "In 100 episodes and given a safe policy to start from, S-OPS broke no constraint and played that policy in 90.0% +- 0.0% "
+        "of them, for a regret of 70.0 +- 0.0."
+    )
+    assert second.startswith("Without one, OptCMDP broke the constraints least: positive violation 10.0 +- ")
+    assert second.endswith("; it has the least regret, too, so that here nothing was traded for safety.") and "S-OPS" not in second
+    first, _ = sentences({**others, "S-OPS with a baseline": result(70, 3, 0.01)})  # type: ignore[dict-item]
+    assert "S-OPS was unsafe in 1.0% +- 0.1% of episodes (positive violation 3.0 +- 0.6), for a regret of 70.0 +- 0.6." in first
+    same = {"OptCMDP": result(1, 0, 0, noise=0.0), "bad": result(2, 0, 0, noise=0.0)}
+    _, second = sentences({**same, "S-OPS with a baseline": helped})  # type: ignore[dict-item]
+    assert second == "Without one, nobody broke a constraint; OptCMDP has the least regret, 1.0 +- 0.0."
+    assert len(sentences({"S-OPS with a baseline": helped, "DOPE with a baseline": result(1, 2)})) == 2  # type: ignore[dict-item]
+    bought = sentences({"a": result(9, 0, 0, noise=0.0), "b": result(1, 500)})[1]  # type: ignore[dict-item]
+    assert "with a far larger positive violation, 500.0 +- " in bought
 
 
 def test_a_cell_is_read_as_the_number_that_it_is():

@@ -13,17 +13,17 @@ import torch
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
-from torchcmdp.learners import LEARNERS, Guarded, Learner
+from torchcmdp.learners import LEARNERS, Learner
 from torchcmdp.run import run_split
 
 from . import program
-from .program import Count, NotNegative, Positive, settings_of, spelled, with_interval
-from .verdict import ranking, sentences
+from .program import Count, NotNegative, Positive, Share, spelled, with_interval
+from .verdict import BASELINE_GIVEN, ranking, sentences
 
 SETTINGS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "confidence", "solver")
 PRACTICAL = "wc-ops-practical"
 # Who plays where nobody is chosen, on the same CMDP and the same random numbers.
-COMPARED = ("wc-ops", PRACTICAL, "opt-cmdp", "opt-primal-dual")
+COMPARED = ("wc-ops", PRACTICAL, "opt-cmdp", "opt-primal-dual", "s-ops")
 # Episodes by default: of a learner alone, and of each of those above, who are to be done within a minute on two cores.
 ALONE, TOGETHER = 20_000, 2_000
 
@@ -46,10 +46,11 @@ IMPORTS = {
 class Options:
     """Play learners in a CMDP with safety constraints, by default a random one: who earns what, and who breaks which constraint.
 
-    Without --learner, WC-OPS with the paper's constants, WC-OPS with the practical ones (`WCOPS.practical`), OptCMDP and
-    OptPrimalDual play the same CMDP with the same random numbers. It ends with a table of regret, violation, positive violation
-    and unsafe episodes (those in which the expected cost of some constraint is above zero), the best in bold; of the regret only
-    one that no safer learner would call bought. With --learner one plays alone, with what settings it has.
+    Without --learner, WC-OPS with the paper's constants, WC-OPS with the practical ones (`WCOPS.practical`), OptCMDP,
+    OptPrimalDual and S-OPS play the same CMDP with the same random numbers. S-OPS alone is given a safe policy to start from, a
+    baseline, and sits out where no policy is safe with room to spare. It ends with a table of regret, violation, positive
+    violation and unsafe episodes (those in which the expected cost of some constraint is above zero), the best in bold; of the
+    regret only one that no safer learner would call bought. With --learner one plays alone, with what settings it has.
 
     Into LOGDIR/NAME go the pictures, as PNG and PDF: curves (regret beside the violations), growth (the same on logarithmic
     axes, beside sqrt(t)) and balance (what it came to); the table, in summary.md or summary.txt; and in a folder for each learner,
@@ -74,7 +75,7 @@ class Options:
         ]
         | None
     ) = None
-    """Who plays alone; four of them together by default. opt-primal-dual is told the true Slater gap, which its step sizes need;
+    """Who plays alone; five of them together by default. opt-primal-dual is told the true Slater gap, which its step sizes need;
     s-ops, ma-ops and dope are given a baseline."""
     episodes: Count | None = None
     """How many episodes every run has; also the horizon that the step sizes are made for. 20,000 alone and 2,000 together."""
@@ -107,7 +108,7 @@ class Options:
     cap_scale: NotNegative = 1.0  # Multiplies the violation at which it forgets no faster; 1 is the paper's.
     confidence: Literal["entrywise", "l1", "bernstein"] = "entrywise"
     """Kind of transition confidence set; entrywise is the paper's."""
-    baseline_share: Positive = 0.5
+    baseline_share: Share = 0.5
     """Of s-ops, ma-ops and dope: the margin of the baseline that they are given, as a share of the Slater gap, at most 1."""
     log_every: Count | None = None  # Episodes between logging points; about 200 points by default, and never more than 10,000.
     checkpoint_every: NotNegative = 30.0  # Seconds between checkpoints.
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = _check(options, program.typed(arguments))
     options.episodes = options.episodes or (ALONE if options.learner else TOGETHER)
     cmdp, imported = make_cmdp(options)
-    size, names = _check_memory(options, cmdp), players(options)
+    size, names = _check_memory(options, cmdp), players(options, cmdp)
     leads, labels = process_rank() == 0, ", ".join(map(label_of, names))
     if leads:
         print(
@@ -141,14 +142,18 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def players(options: Options) -> tuple[str, ...]:
-    """Who plays, by name."""
-    return (options.learner,) if options.learner else COMPARED
+def players(options: Options, cmdp: tc.LayeredCMDP) -> tuple[str, ...]:
+    """Who plays, by name; together none with a baseline where there is no policy to be one."""
+    if options.learner:
+        return (options.learner,)
+    return COMPARED if program.has_margin(cmdp) else tuple(name for name in COMPARED if not program.guarded(name))
 
 
 def label_of(name: str) -> str:
-    """What a player is called in tables and figures."""
-    return "WC-OPS practical" if name == PRACTICAL else LEARNERS[name].name
+    """What a player is called in tables and figures, which say of those with a baseline that they have one."""
+    if name == PRACTICAL:
+        return "WC-OPS practical"
+    return f"{LEARNERS[name].name}{BASELINE_GIVEN if program.guarded(name) else ''}"
 
 
 def play(options: Options, name: str, cmdp: tuple[tc.LayeredCMDP, Any], folder: Path, shown: Any = None) -> tc.RunResult:
@@ -199,10 +204,13 @@ def _about(options: Options, cmdp: tc.LayeredCMDP) -> str:
     """What was played, and what an episode of it is worth."""
     value, slater = float(tc.safe_optimum(cmdp).value), float(tc.slater_gap(cmdp))
     value = value if cmdp.units is None else float(cmdp.units.episode_return(value))
+    given = "S-OPS sits out, since no policy is safe with room to spare, which a baseline must be"
+    if program.has_margin(cmdp):
+        given = f"S-OPS's baseline is the best policy that is safe by {options.baseline_share:g} of that"
     return (
         f"Means over {options.runs} runs of {options.episodes:,} episodes and 95% intervals. The best safe policy earns "
-        f"{value:.4f} an episode; the safest is safe by {slater:.4f}. Bold is the least of a column, a regret only where no other "
-        "learner has less positive violation."
+        f"{value:.4f} an episode; the safest is safe by {slater:.4f}, which OptPrimalDual is told. {given}. Bold is the least of a "
+        "column, a regret only where no other learner has less positive violation."
     )
 
 
@@ -230,10 +238,7 @@ def build(
     costs = tc.Bernoulli(cmdp.costs, low=-1) if imported is None else imported.cost_process()
     env = tc.Simulator(cmdp, rewards=tc.Bernoulli(cmdp.rewards), costs=costs, runs=runs, seed=options.seed, first_run=first_run)
     settings = given(options, SETTINGS)
-    if name == "opt-primal-dual":
-        settings["slater_gap"] = float(tc.slater_gap(cmdp))
-    if name != PRACTICAL:
-        settings |= program.protection(name, cmdp, options.baseline_share, seed=options.seed, first_run=first_run)
+    settings |= program.told(name, cmdp, options.baseline_share, seed=options.seed, first_run=first_run)
     kind: Any = tc.WCOPS.practical if name == PRACTICAL else LEARNERS[name]
     size = (cmdp.layout, cmdp.constraints, options.episodes or ALONE, options.delta, runs)
     return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
@@ -302,8 +307,9 @@ def _check(options: Options, typed: set[str]) -> Path:
     folder = program.experiment_folder(options.logdir, name if options.name is None else options.name)
     if options.resume and options.fresh:
         raise tc.InvalidInput("--resume and --fresh contradict each other; give one of them.")
-    if options.resume and not any((folder / name / "checkpoint.pt").exists() for name in players(options)):
-        raise tc.InvalidInput(f"--resume finds no checkpoint in {folder / players(options)[0]}; leave it out to start a new run.")
+    asked = (options.learner,) if options.learner else COMPARED
+    if options.resume and not any((folder / name / "checkpoint.pt").exists() for name in asked):
+        raise tc.InvalidInput(f"--resume finds no checkpoint in {folder / asked[0]}; leave it out to start a new run.")
     return folder
 
 
@@ -313,13 +319,7 @@ def _check_combination(options: Options, typed: set[str]) -> None:
     for name in filter(typed.__contains__, foreign):
         owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"
         raise tc.InvalidInput(f"{spelled(name)} belongs to {owner}, and --env is {options.env}.")
-    if "baseline_share" in typed and not (options.learner in LEARNERS and issubclass(LEARNERS[options.learner], Guarded)):
-        raise tc.InvalidInput("--baseline-share belongs to a learner with a baseline; give --learner s-ops, ma-ops or dope.")
-    # what is practical about the practical one are its own constants
-    taken = {"solver"} if options.learner == PRACTICAL else settings_of(options.learner) if options.learner else set()
-    for name in filter(typed.__contains__, SETTINGS):
-        if not options.learner:
-            raise tc.InvalidInput(f"{spelled(name)} is a setting of one learner; say whose, such as --learner wc-ops.")
-        if name not in taken:
-            own = ", ".join(spelled(other) for other in SETTINGS if other in taken) or "none of these settings"
-            raise tc.InvalidInput(f"{spelled(name)} is not a setting of {options.learner}, which takes {own}.")
+    if options.learner:  # what is practical about the practical one are its own constants
+        program.check_settings(options.learner, typed, SETTINGS, {"solver"} if options.learner == PRACTICAL else None)
+    elif own := next(filter(typed.__contains__, SETTINGS), None):
+        raise tc.InvalidInput(f"{spelled(own)} is a setting of one learner; say whose, such as --learner wc-ops.")

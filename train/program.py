@@ -23,7 +23,7 @@ from torchcmdp.baselines import baseline
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS, Guarded
+from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS, Guarded, Learner
 from torchcmdp.planning import slater_gap
 
 from .output import (
@@ -61,6 +61,7 @@ class Bound(NamedTuple):
 POSITIVE = Bound(lambda value: value > 0, "it must be greater than zero")
 NOT_NEGATIVE = Bound(lambda value: value >= 0, "it must not be negative")
 Count, Positive = Annotated[int, POSITIVE], Annotated[float, POSITIVE]
+Share = Annotated[float, Bound(lambda value: 0 < value <= 1, "it must be greater than zero and at most 1")]
 Whole, NotNegative = Annotated[int, NOT_NEGATIVE], Annotated[float, NOT_NEGATIVE]
 MAY_BE_EMPTY = "may be empty"  # in the type of an option with several values; others need one at least
 
@@ -270,6 +271,19 @@ def settings_of(learner: str) -> set[str]:
     return names if issubclass(kind, WCOPS) else names - {"solver"}
 
 
+LEAST_MARGIN = 1e-6  # of a policy that can be a baseline
+
+
+def guarded(key: str) -> bool:
+    """Whether the learner of that name is given a baseline."""
+    return issubclass(LEARNERS.get(key, Learner), Guarded)
+
+
+def has_margin(cmdp: LayeredCMDP) -> bool:
+    """Whether some policy can be a baseline, in every CMDP of a batch."""
+    return bool((slater_gap(cmdp) > LEAST_MARGIN).all())
+
+
 def protection(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
     """What a learner that is safe from the first episode is given: a baseline with a share of the Slater gap, and whose coins.
 
@@ -279,10 +293,27 @@ def protection(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[s
         share: Of the largest margin that a policy has.
         luck: `seed`, `first_run` and `distinct_runs` of the simulator.
     """
-    if not issubclass(LEARNERS[key], Guarded):
+    if not guarded(key):
         return {}
     gap = slater_gap(cmdp)
     return {"baseline": baseline(cmdp, None if gap.isinf().all() else share * gap), **luck}
+
+
+def told(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
+    """All that the learner of that name cannot do without; the arguments are those of `protection`."""
+    gap = {"slater_gap": slater_gap(cmdp)} if key == "opt-primal-dual" else {}
+    return {**gap, **protection(key, cmdp, share, **luck)}
+
+
+def check_settings(learner: str, typed: set[str], names: Sequence[str], taken: set[str] | None = None) -> None:
+    """Refuse settings, of these names, that a learner does not have; `taken` are those it has where that is not by its class."""
+    taken = settings_of(learner) if taken is None else taken
+    for name in names:
+        if name in typed and name not in taken:
+            own = ", ".join(spelled(other) for other in names if other in taken) or "none of these settings"
+            raise InvalidInput(f"{spelled(name)} is not a setting of {learner}, which takes {own}.")
+    if "baseline_share" in typed and not guarded(learner):
+        raise InvalidInput(f"--baseline-share belongs to s-ops, ma-ops and dope, and --learner is {learner}.")
 
 
 def in_options(sentence: str, options: type | None) -> str:

@@ -12,14 +12,25 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.learners import Guarded
 from torchcmdp.protocols import measured
 
-from .program import Count, Positive, bar, begin, check_device, choose, protection, publish, settings_of, table
+from .program import (
+    LEAST_MARGIN,
+    Count,
+    Positive,
+    bar,
+    begin,
+    check_device,
+    choose,
+    guarded,
+    protection,
+    publish,
+    settings_of,
+    table,
+)  # fmt: skip
 
 QUICK = (32, 100)
 ROW_SUM_TOLERANCE = 1e-9
-LEAST_MARGIN = 1e-6  # of a policy that a learner with a baseline can be given
 
 
 @dataclass
@@ -113,7 +124,7 @@ def instance(options: Options, j: int) -> tc.LayeredCMDP:
 def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     """Play one learner in all CMDPs at once."""
     tally, start = Tally(), time.perf_counter()
-    if issubclass(tc.LEARNERS[name], Guarded):
+    if guarded(name):
         room = tc.slater_gap(cmdps) > LEAST_MARGIN
         if not room.any():
             return tally

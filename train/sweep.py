@@ -1,4 +1,4 @@
-"""A sweep: the grid of WC-OPS's hyperparameters times the seeds as one batch, and the front of regret against violation."""
+"""A sweep: the grid of a learner's hyperparameters times the seeds as one batch, and the front of regret against violation."""
 
 from __future__ import annotations
 
@@ -17,39 +17,48 @@ import torchcmdp as tc
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.events import EVENTS, HALF_WIDTH, RunWriter
 from torchcmdp.folder import RunFolder
+from torchcmdp.learners import LEARNERS
 
 from . import program
-from .program import Count, NotNegative, Positive, plus_minus
+from .program import Count, NotNegative, Positive, Share, plus_minus
 from .sweep_figure import front_figure
 
 HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
 POINTS = 20
 MEASURES = {"Regret/cumulative": "regret", "Violation/cumulative": "violation", "Violation/positive": "positive_violation"}
+# What else the table has of the learners that report it.
+SHARES = {"Solver/elastic": "elastic_fraction", "Learner/on_baseline": "baseline_fraction"}
 Grid = Sequence[dict[str, float]]
 
 
 @dataclass
 class Options:
-    """Play WC-OPS with every combination of the hyperparameters given, and find those that no other beats in both measures.
+    """Play a learner with every combination of the hyperparameters given, and find those that no other beats in both measures.
 
     All combinations times all seeds are one batch, played in chunks that fit MEMORY. Every combination meets the same seeds, so
     that their differences are not luck. Into LOGDIR/NAME go sweep.csv with a row a combination, sweep.md, front.png, and a
     TensorBoard run for each, which the HParams tab compares. The same command continues an interrupted sweep and repeats the table
-    of a finished one.
+    of a finished one. S-OPS, MA-OPS and DOPE are given a baseline; scales below 1 weaken their promise, and the column of the
+    positive violation shows what was risked.
 
     Examples:
       python -m train sweep --eta 0.01 0.03 0.1 --bonus-scale 0.1 0.3 1 --seeds 20
       python -m train sweep --radius-scale 0.01 0.1 1 --episodes 2000 --seeds 8 --name widths
+      python -m train sweep --learner s-ops --bonus-scale 0.03 0.1 1 --radius-scale 0.03 0.1 1 --episodes 2000 --name safe
       tensorboard --logdir runs
     """
 
-    eta: tuple[Positive, ...] = ()  # Step sizes; the paper's by default. This and the following: one value or several.
-    gamma: tuple[Positive, ...] = ()  # Implicit exploration; the paper's by default.
-    bonus_scale: tuple[NotNegative, ...] = (1.0,)  # Multiplies the bonus on the costs; 1 is the paper's.
-    radius_scale: tuple[NotNegative, ...] = (1.0,)  # Multiplies the widths of the transition intervals; 1 is the paper's.
-    threshold_scale: tuple[NotNegative, ...] = (1.0,)
-    """Multiplies the violation at which the cost estimate starts to forget; 1 is the paper's."""
-    cap_scale: tuple[NotNegative, ...] = (1.0,)  # Multiplies the violation at which it forgets no faster; 1 is the paper's.
+    learner: Literal["wc-ops", "uob-reps", "opt-cmdp", "opt-primal-dual", "pdb-ps", "s-ops", "ma-ops", "dope"] = "wc-ops"
+    """Who plays; the following are refused where it has none such. opt-primal-dual is told the true Slater gap."""
+    eta: tuple[Positive, ...] = ()  # Step sizes; the learner's own by default. This and the following: one value or several.
+    gamma: tuple[Positive, ...] = ()  # Implicit exploration; the learner's own by default.
+    bonus_scale: tuple[NotNegative, ...] = ()  # Multiplies the bonus on the costs; 1, the paper's, by default.
+    radius_scale: tuple[NotNegative, ...] = ()  # Multiplies the widths of the transition intervals; 1 by default.
+    threshold_scale: tuple[NotNegative, ...] = ()
+    """Multiplies the violation at which the cost estimate starts to forget; 1, the paper's, by default."""
+    cap_scale: tuple[NotNegative, ...] = ()  # Multiplies the violation at which it forgets no faster; 1 by default.
+    baseline_share: Share = 0.5
+    """Of s-ops, ma-ops and dope: the margin of the baseline that they are given, as a share of the Slater gap, at most 1."""
     seeds: Count = 20  # Runs of every combination; the intervals are 95% over them.
     episodes: Count = 5_000  # Episodes of every run; also the horizon that the step sizes are made for.
     memory: Positive = 2.0
@@ -69,9 +78,10 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Play the sweep and say what came of it; returns the exit code."""
     options, folder = program.begin(Options, arguments, "sweep")
+    program.check_settings(options.learner, program.typed(arguments), HYPERPARAMETERS)
     dtype, device = program.DTYPES[options.dtype], program.check_device(local_device(options.device))
     cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, options.seed, dtype=dtype, device=device)
-    grid = make_grid(options, cmdp.layout)
+    grid = make_grid(options, cmdp)
     if len(grid) < 2:
         raise tc.InvalidInput("there is one combination only; give an option several values, such as --eta 0.01 0.03 0.1.")
     runs, size = len(grid) * options.seeds, program.bytes_per_run(cmdp.layout, cmdp.constraints, POINTS)
@@ -93,19 +103,20 @@ def main(arguments: Sequence[str]) -> int:
 
 def _announce(options: Options, combinations: int, size: int, chunk: int, folder: Path) -> None:
     """What will be played, and how much memory that takes."""
-    runs = combinations * options.seeds
+    runs, who = combinations * options.seeds, LEARNERS[options.learner].name
     print(
-        f"WC-OPS, {combinations} combinations x {options.seeds} seeds = {runs:,} runs of {options.episodes:,} episodes, about "
+        f"{who}, {combinations} combinations x {options.seeds} seeds = {runs:,} runs of {options.episodes:,} episodes, about "
         f"{runs * size / 2**30:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most {options.memory:g} GiB, into {folder}",
         file=sys.stderr,
     )
 
 
-def make_grid(options: Options, layout: tc.Layout) -> list[dict[str, float]]:
-    """Every combination of the values given, with the paper's steps where none is."""
-    step = tc.learners.wcops.default_step(layout, options.episodes, options.delta)
-    values = [tuple(dict.fromkeys(getattr(options, name))) or (step,) for name in HYPERPARAMETERS]
-    return [dict(zip(HYPERPARAMETERS, combination, strict=True)) for combination in itertools.product(*values)]
+def make_grid(options: Options, cmdp: tc.LayeredCMDP) -> list[dict[str, float]]:
+    """Every combination of the values given, with the learner's own where none is."""
+    names = [name for name in HYPERPARAMETERS if name in program.settings_of(options.learner)]
+    usual, _ = build(options, cmdp, [{}], 0, 1)
+    values = [tuple(dict.fromkeys(getattr(options, name))) or (float(usual.hyperparameter(name)[0]),) for name in names]
+    return [dict(zip(names, combination, strict=True)) for combination in itertools.product(*values)]
 
 
 def chunk_size(options: Options, runs: int, size: int) -> int:
@@ -123,7 +134,7 @@ def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: i
     how: dict[str, Any] = {"progress": False, "fresh": options.fresh, "images": False}
     made: list[tc.Simulator] = []
 
-    def make(count: int, offset: int) -> tuple[tc.WCOPS, tc.Simulator]:
+    def make(count: int, offset: int) -> tuple[tc.Learner, tc.Simulator]:
         learner, env = build(options, cmdp, grid, first + offset, count)
         made[:] = [env]
         return learner, env
@@ -138,14 +149,17 @@ def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: i
     return result
 
 
-def build(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int) -> tuple[tc.WCOPS, tc.Simulator]:
+def build(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int) -> tuple[tc.Learner, tc.Simulator]:
     """The learner and the simulator of some runs: run i has combination i // seeds and the random numbers of i % seeds."""
     processes = (tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
     env = tc.Simulator(cmdp, *processes, runs=runs, seed=options.seed, first_run=first, distinct_runs=options.seeds)
     like: dict[str, Any] = {"dtype": cmdp.dtype, "device": cmdp.device}
     points = [grid[run // options.seeds] for run in range(first, first + runs)]
-    values = {name: torch.tensor([point[name] for point in points], **like) for name in HYPERPARAMETERS}
-    return tc.WCOPS(cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs, **values, **like), env
+    values: dict[str, Any] = {name: torch.tensor([point[name] for point in points], **like) for name in points[0]}
+    luck = {"seed": options.seed, "first_run": first, "distinct_runs": options.seeds}
+    told = program.told(options.learner, cmdp, options.baseline_share, **luck)
+    size = (cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs)
+    return LEARNERS[options.learner](*size, **values, **told, **like), env
 
 
 def pareto_front(points: Tensor) -> list[int]:
@@ -160,7 +174,8 @@ def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.Run
     """The table, the figure, the CSV file and TensorBoard's runs."""
     shape = (len(grid), options.seeds, -1)
     curves = [torch.cat([getattr(r, name) for r in results]).reshape(shape) for name in MEASURES.values()]
-    elastic = torch.cat([r.diagnostics["Solver/elastic"] for r in results]).reshape(shape[:2]).mean(1)
+    shares = {column: [r.diagnostics[tag] for r in results if tag in r.diagnostics] for tag, column in SHARES.items()}
+    means = {column: torch.cat(found).reshape(shape[:2]).mean(1) for column, found in shares.items() if found}
     bands = [tc.mean_and_interval(curve.transpose(0, 1)) for curve in curves]  # (combinations x points) each
     front = pareto_front(torch.stack([mean[:, -1] for mean, _ in bands[:2]], dim=1))
     rows = []
@@ -168,20 +183,23 @@ def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.Run
         row: dict[str, Any] = dict(point)
         for name, (mean, half) in zip(MEASURES.values(), bands, strict=True):
             row[name], row[f"{name}_ci95"] = float(mean[j, -1]), float(half[j, -1])
-        rows.append({**row, "elastic_fraction": float(elastic[j]), "front": front.index(j) + 1 if j in front else ""})
+        row |= {column: float(mean[j]) for column, mean in means.items()}
+        rows.append({**row, "front": front.index(j) + 1 if j in front else ""})
     program.write_table(folder / "sweep.csv", rows)
     _write_tensorboard(folder, options, grid, results[0].episodes, bands)
     swept = _swept(grid)
     found = f"{len(front)} of {len(grid)} combinations are on the front: no other has both less regret and less violation."
     where = f"All of them: {folder / 'sweep.csv'}; figure: {folder / 'front.png'}"
     where += f"\nTensorBoard, tab HParams: tensorboard --logdir {folder}"
-    figure = front_figure(rows, front, swept, options.seeds, options.episodes)
+    words = f"{LEARNERS[options.learner].name} after {options.episodes:,} episodes, "
+    words += f"mean over {options.seeds} seeds and 95% intervals" if options.seeds > 1 else "one seed"
+    figure = front_figure(rows, front, swept, words)
     program.publish(folder / "sweep.md", f"{_front_table(rows, front, swept)}\n\n{found}", where, {"front": figure})
 
 
 def _swept(grid: Grid) -> list[str]:
     """The hyperparameters with several values."""
-    return [name for name in HYPERPARAMETERS if len({point[name] for point in grid}) > 1]
+    return [name for name in grid[0] if len({point[name] for point in grid}) > 1]
 
 
 def _front_table(rows: Sequence[dict[str, Any]], front: Sequence[int], swept: Sequence[str]) -> str:

@@ -14,16 +14,14 @@ from torchcmdp.plotting import GREY, INK, PALETTE, SMALL, blank, cross, thousand
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
-def front_figure(
-    rows: Sequence[Mapping[str, Any]], front: Sequence[int], swept: Sequence[str], seeds: int, episodes: int
-) -> Figure:
+def front_figure(rows: Sequence[Mapping[str, Any]], front: Sequence[int], swept: Sequence[str], words: str) -> Figure:
     """Means and 95% intervals; colours stand for the first hyperparameter swept, shapes for the second, numbers for the front.
 
     Args:
         rows: A combination each: its hyperparameters, "regret", "violation" and their "..._ci95".
         front: Which of them are on the front, in the order of their numbers.
         swept: The hyperparameters with several values.
-        seeds, episodes: For the words.
+        words: Small print: who played, and how much.
     """
     figure = blank(7.6, 4.8)
     axes = figure.add_subplot()
@@ -46,9 +44,7 @@ def front_figure(
             handles.append(Line2D([], [], linestyle="none", markersize=6, label=f"{name.replace('_', ' ')} {value:g}", **look))
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=SMALL, frameon=False, labelcolor=INK)
     title = f"{len(front)} of {len(rows)} combinations are beaten by no other in both regret and violation"
-    words = f"WC-OPS after {episodes:,} episodes, mean over {seeds} seeds and 95% intervals"
-    note = words if seeds > 1 else f"WC-OPS after {episodes:,} episodes, one seed"
-    tidy(axes, "cumulative violation (cost)", "cumulative regret (reward)", title, note)
+    tidy(axes, "cumulative violation (cost)", "cumulative regret (reward)", title, words)
     return figure
 
 

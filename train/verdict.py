@@ -16,6 +16,7 @@ from .program import table, with_interval
 # Columns, all the smaller the better, and how their numbers are written.
 COLUMNS = {"regret": ",.1f", "violation": ",.1f", "positive violation": ",.1f", "unsafe episodes": ".1%"}
 Results = Mapping[str, tc.RunResult]
+BASELINE_GIVEN = " with a baseline"  # at the end of the name of a learner that was given a safe policy to start from
 
 
 def ends(result: tc.RunResult, column: str) -> Tensor:
@@ -65,25 +66,57 @@ def alike(results: Results, best: str, column: str) -> list[str]:
 
 
 def sentences(results: Results) -> list[str]:
-    """Two sentences about what the numbers show, the regret never without the violation."""
-    episodes = int(next(iter(results.values())).episodes[-1])
+    """Two sentences about what the numbers show, the regret never without the violation.
+
+    Those with a baseline know from the start what the others have to find out: the first sentence is about them, where there are
+    both, and the second about the others among themselves.
+    """
+    helped = {label: result for label, result in results.items() if label.endswith(BASELINE_GIVEN)}
+    rest = {label: result for label, result in results.items() if label not in helped}
+    when = f"In {int(next(iter(results.values())).episodes[-1]):,} episodes "
+    if not helped or not rest:
+        return _pair(results, when)
+    first, second = _pair(rest, "Without one, ")
+    return [_helped(helped, when), f"{first.removesuffix('.')}; {_continued(second, rest)}"]
+
+
+def _helped(results: Results, when: str) -> str:
+    """What those with a baseline made of it, each with what it cost."""
+    words = []
+    for label, result in results.items():
+        clean = bool((ends(result, "unsafe episodes") == 0).all())
+        unsafe = [_number(results, label, column) for column in ("unsafe episodes", "positive violation")]
+        broke = "broke no constraint" if clean else f"was unsafe in {unsafe[0]} of episodes (positive violation {unsafe[1]})"
+        share = result.diagnostics.get("Learner/on_baseline")
+        played = "" if share is None else f" and played that policy in {with_interval(share, '.1%')} of them"
+        words.append(f"{label.removesuffix(BASELINE_GIVEN)} {broke}{played}, for a regret of {_number(results, label, 'regret')}")
+    return f"{when}and given a safe policy to start from, {_join(words)}."
+
+
+def _continued(sentence: str, results: Results) -> str:
+    """A sentence as a part of another: with a small letter, unless it begins with a name."""
+    return sentence if sentence.startswith(tuple(results)) else sentence[0].lower() + sentence[1:]
+
+
+def _pair(results: Results, when: str) -> list[str]:
+    """About learners that know the same."""
     if not all(bool(torch.isfinite(ends(result, "regret")).all()) for result in results.values()):
-        return ["No policy is safe in some of these CMDPs, so that there is no regret.", _safest(results, episodes)]
+        return ["No policy is safe in some of these CMDPs, so that there is no regret.", _safest(results, when)]
     safest, keenest = least(results, "positive violation"), least(results, "regret")
     if not safest:
         unsafe = float(ends(next(iter(results.values())), "positive violation").mean())
-        same = "Nobody broke a constraint" if unsafe == 0 else "All broke the constraints alike"
-        words = f"{keenest} has the least regret, {_number(results, keenest, 'regret')}" if keenest else "all have the same regret"
-        return [f"{same} in {episodes:,} episodes.", f"{words[0].upper()}{words[1:]}."]
-    return [_safest(results, episodes), _keenest(results, safest, keenest)]
+        same = f"{when}{'nobody broke a constraint' if unsafe == 0 else 'all broke the constraints alike'}."
+        words = f"{keenest} has the least regret, {_number(results, keenest, 'regret')}" if keenest else "All have the same regret"
+        return [same, f"{words}."]
+    return [_safest(results, when), _keenest(results, safest, keenest)]
 
 
-def _safest(results: Results, episodes: int) -> str:
+def _safest(results: Results, when: str) -> str:
     safest = least(results, "positive violation") or next(iter(results))
     equals = alike(results, safest, "positive violation")
     doubt = f" ({_join(equals)} cannot be told from it)" if equals and len(next(iter(results.values())).regret) > 1 else ""
     return (
-        f"In {episodes:,} episodes {safest} broke the constraints least{doubt}: positive violation "
+        f"{when}{safest} broke the constraints least{doubt}: positive violation "
         f"{_number(results, safest, 'positive violation')}, unsafe in {_number(results, safest, 'unsafe episodes')} of episodes, "
         f"regret {_number(results, safest, 'regret')}."
     )
@@ -100,8 +133,8 @@ def _keenest(results: Results, safest: str, keenest: str) -> str:
         return f"{words} with a positive violation of {unsafe}, which cannot be told from the least."
     bought = "and a regret below zero is reward that no safe policy can earn" if _mean(results, keenest, "regret") < 0 else ""
     ratio = _mean(results, keenest, "positive violation") / max(_mean(results, safest, "positive violation"), 1e-12)
-    more = f"{ratio:,.1f} times" if ratio < 1000 else "far more than"
-    return ", ".join(filter(None, (f"{words} with {more} the positive violation, {unsafe}", bought))) + "."
+    more = f"{ratio:,.1f} times the positive violation" if ratio < 1000 else "a far larger positive violation"
+    return ", ".join(filter(None, (f"{words} with {more}, {unsafe}", bought))) + "."
 
 
 def _mean(results: Results, label: str, column: str) -> float:

@@ -1,7 +1,7 @@
 """Figures in one house style: curves with 95% bands, growth on logarithmic axes, and regret beside violation."""
 
 from torchcmdp.plotting.curves import Curve, Panel, draw
-from torchcmdp.plotting.results import balance, bounds_of, figures, growth_panels, panels, plot_curves, unbeaten
+from torchcmdp.plotting.results import balance, bounds_of, figures, growth_panels, overview, panels, plot_curves, unbeaten
 from torchcmdp.plotting.style import (
     COLOURS,
     GREY,
@@ -43,6 +43,7 @@ __all__ = [
     "looks",
     "name_ends",
     "name_points",
+    "overview",
     "panels",
     "plot_curves",
     "save",

@@ -66,11 +66,12 @@ def draw(panels: Sequence[Panel], columns: int | None = None) -> Figure:
     rows = -(-len(panels) // columns)
     figure = blank(4.7 * columns, 3.7 * rows)
     for j, panel in enumerate(panels):
-        _draw_panel(figure.add_subplot(rows, columns, j + 1), panel)
+        draw_panel(figure.add_subplot(rows, columns, j + 1), panel)
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def draw_panel(axes: Axes, panel: Panel) -> None:
+    """One panel on axes of a figure."""
     if not panel.curves:
         raise InvalidInput(f"the panel {panel.ylabel!r} has no curves; it needs at least one.")
     means = {label: _summarise(label, *curve) for label, curve in panel.curves.items()}

@@ -11,8 +11,8 @@ import torch
 
 from torchcmdp.errors import InvalidInput, check_kind, switch
 from torchcmdp.metrics import growth_exponent, mean_and_interval
-from torchcmdp.plotting.curves import Curve, Panel, array, draw
-from torchcmdp.plotting.style import blank, cross, darker, looks, minus, name_points, save, thousands, tidy, zero_line
+from torchcmdp.plotting.curves import Curve, Panel, array, draw, draw_panel
+from torchcmdp.plotting.style import INK, TITLE, blank, cross, darker, looks, minus, name_points, save, thousands, tidy, zero_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,7 +99,9 @@ def growth_panels(results: Mapping[str, Any]) -> list[Panel]:
             "sqrt_guide": True,
             "logarithmic": True,
         }
-        if known and (rest := [label for label in results if label not in known]):
+        # the axes say themselves of whom there is nothing above zero
+        shown = [label for label, result in results.items() if (array(getattr(result, name)).mean(0) > 0).any()]
+        if known and (rest := [label for label in shown if label not in known]):
             look["note"] = f"no exponent where a run is not above zero: {', '.join(rest)}"
         found.append(Panel(_curves(results, name), ylabel, _growth(results, name), **look))
     return found
@@ -127,6 +129,16 @@ def _growth(results: Mapping[str, Any], name: str) -> str:
 
 def _power(exponent: float) -> str:
     return f"$t^{{{exponent:.2f}}}$"
+
+
+def overview(results: Mapping[str, Any], title: str) -> Figure:
+    """What each ended with, regret against positive violation, and how both came about, below a title; as `figures` otherwise."""
+    figure = blank(14.1, 4.3)
+    _draw_plane(figure.add_subplot(1, 3, 1), results)
+    for j, name in enumerate(("regret", "positive_violation")):
+        draw_panel(figure.add_subplot(1, 3, j + 2), Panel(_curves(results, name), MEASURES[name], _finding(results, name)))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=TITLE + 1, color=INK)
+    return figure
 
 
 def balance(results: Mapping[str, Any]) -> Figure:
@@ -164,7 +176,13 @@ def _draw_plane(axes: Axes, results: Mapping[str, Any]) -> None:
             if len(front) < len(ends)
             else "Each has less of one for more of the other"
         )
-    tidy(axes, MEASURES["positive_violation"], MEASURES["regret"], title, "dots are runs; crosses means and 95% intervals")
+    tidy(
+        axes,
+        MEASURES["positive_violation"],
+        MEASURES["regret"],
+        title,
+        "small dots are runs, large ones their means with 95% intervals",
+    )
 
 
 def _draw_shares(axes: Axes, results: Mapping[str, Any]) -> None:
@@ -176,7 +194,7 @@ def _draw_shares(axes: Axes, results: Mapping[str, Any]) -> None:
         axes.annotate(f"{mean:.1f}%", (mean, j), (0, 13), textcoords="offset points", ha="center", fontsize=8, color=darker(colour))
     axes.set_yticks(range(len(shares)), list(shares))
     axes.set_ylim(len(shares) - 0.4, -0.7)
-    axes.set_xlim(0, 105)
+    axes.set_xlim(-3, 106)  # with room for what stands at either end
     least = min(shares, key=lambda label: shares[label][0])
     title = f"{least} was unsafe in {shares[least][0]:.1f}% of its episodes{', the fewest' if len(shares) > 1 else ''}"
     note = "an episode is unsafe if the expected cost of some constraint is above zero"

@@ -72,8 +72,10 @@ def blank(width: float, height: float) -> Figure:
     """An empty figure, in inches, without touching matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)  # words reach to the margin
+    figure = Figure(figsize=(width, height), dpi=150, layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -98,10 +100,16 @@ def tidy(axes: Axes, xlabel: str = "", ylabel: str = "", title: str | None = Non
     axes.set_ylabel(ylabel, fontsize=TEXT, color=INK)
     columns = 14 * _inches(axes)[0]
     if title:
-        axes.set_title(textwrap.fill(title, int(columns), break_on_hyphens=False), fontsize=TITLE, color=INK, loc="left", pad=8)
+        axes.set_title(fill(title, int(columns)), fontsize=TITLE, color=INK, loc="left", pad=8)
     if note:
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "fontsize": SMALL}
-        axes.annotate(textwrap.fill(note, int(1.5 * columns), break_on_hyphens=False), (0, 0), (0, -32), color=GREY, **place)
+        axes.annotate(fill(note, int(1.4 * columns)), (0, 0), (0, -32), color=GREY, **place)
+
+
+def fill(text: str, columns: int) -> str:
+    """The text in lines of so many letters, with no break inside a formula or at a hyphen."""
+    whole = re.sub(r"\$[^$]*\$", lambda found: found[0].replace(" ", "\0"), text)
+    return textwrap.fill(whole, columns, break_on_hyphens=False, break_long_words=False).replace("\0", " ")
 
 
 def thousands(axis: Any, ticks: int = 5) -> None:
@@ -133,10 +141,7 @@ def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
         return
     to_axes = axes.transData + axes.transAxes.inverted()
     # formulas have letters that are not seen
-    lines = [
-        name if len(re.sub(r"[${}^]", "", name)) <= 24 else textwrap.fill(name, 18, break_on_hyphens=False)
-        for _, _, name, _ in ends
-    ]
+    lines = [name if len(re.sub(r"[${}^]", "", name)) <= 28 else fill(name, 18) for _, _, name, _ in ends]
     line = 1.25 * SMALL / (72 * _inches(axes)[1])  # height of a line as a share of the axes
     wanted = [float(np.clip(to_axes.transform((x, y))[1], 0, 1)) for x, y, _, _ in ends]
     places = _apart(wanted, [line * (1 + text.count("\n")) for text in lines])
@@ -167,7 +172,9 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> 
             late = x > 0.7
             look: dict[str, Any] = {"fontsize": SMALL + 1, "color": darker(colour), "ha": "right" if late else "left", "zorder": 6}
             arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4, "alpha": 0.8}
-            put = (x - 0.03 if late else x + 0.03, place)
+            # beyond the points beside it, which its name would cover
+            beside = [a for a, b, _, _ in near if abs(a - x) < 0.15 and abs(b - y) < 5 * line and (a > 0.7) == late]
+            put = (min(beside) - 0.03 if late else max(beside) + 0.03, place)
             axes.annotate(name, (x, y), put, "axes fraction", "axes fraction", arrow, va="center", **look)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -22,6 +22,7 @@ from torchcmdp.tuning.online import Fresh, source_of
 from torchcmdp.tuning.study import Study, check_study
 
 Box = Mapping[str, tuple[float, float]]
+Progress = bool | Callable[..., tqdm]  # whether to show a bar, or what makes one
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def optimise(
     folder: str | PathLike[str] | None = None,
     config: Mapping[str, Any] | None = None,
     fresh: bool = False,
-    progress: bool = True,
+    progress: Progress = True,
 ) -> TuningResult:
     """Descend from `start` to better hyperparameters; with a folder, log to TensorBoard and resume what the folder holds.
 
@@ -121,14 +122,14 @@ def optimise(
         folder: For TensorBoard events, `config.json`, `metrics.csv` (one row a step) and `checkpoint.pt`, written after every step.
         config: What else defines the study, ready for JSON: a folder of other settings is refused.
         fresh: Forget what the folder holds.
-        progress: Show a progress bar.
+        progress: Show a progress bar; or what makes another, a function of None, a name, and tqdm's `total`, `initial` and `unit`.
     """
     check_study(study)
     descent, names = Descent() if descent is None else descent, tuple(study.check(start))
     check_kind("descent", descent, Descent, "a Descent")
     check_kind("config", config, Mapping | None, "settings by name, or None")
     switch("fresh", fresh)
-    switch("progress", progress)
+    _check_progress(progress)
     point = log_point(start)
     low, high = log_box(box, names)
     log_scales = torch.nn.Parameter(point.clamp(low, high))
@@ -159,10 +160,10 @@ def _descend(
     box: tuple[Tensor, Tensor],
     place: RunFolder | None,
     settings: Mapping[str, Any],
-    progress: bool,
+    progress: Progress,
 ) -> None:
     done, total = len(session.rows), descent.steps * study.horizon
-    with tqdm(total=total, initial=done * study.horizon, unit="ep", disable=not progress, dynamic_ncols=True, desc="tuning") as bar:
+    with _bar(progress, "tuning", total, done * study.horizon) as bar:
         while not session.done(descent):
             found = session.source.step(len(session.rows), session.log_scales.detach().clone(), bar.update)
             session.step(found, descent, *box)
@@ -173,9 +174,11 @@ def _descend(
 
 
 def random_search(
-    study: Study, box: Box, *, candidates: int, runs: int, seed: int = 0, progress: bool = True
+    study: Study, box: Box, *, candidates: int, runs: int, seed: int = 0, progress: Progress = True
 ) -> tuple[dict[str, float], list[tuple[dict[str, float], float]]]:
     """The best of `candidates` points drawn uniformly in the logarithms, each judged by the same `runs` runs over all instances.
+
+    `progress` is that of `optimise`.
 
     Returns:
         The best point, and all points with their objectives.
@@ -186,16 +189,28 @@ def random_search(
     candidates, runs = whole_number("candidates", candidates, least=1), whole_number("runs", runs, least=1)
     check_memory(f"{brief(runs)} runs and {brief(candidates)} candidates", 4 * runs + 4 * candidates)
     seed = whole_number("seed", seed, least=0)
-    switch("progress", progress)
+    _check_progress(progress)
     draws = torch.rand(candidates, len(names), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     instances = torch.arange(runs) % study.instances
     found = []
-    with tqdm(total=candidates * study.horizon, unit="ep", disable=not progress, dynamic_ncols=True, desc="random search") as bar:
+    with _bar(progress, "random search", candidates * study.horizon) as bar:
         for point in torch.exp(low + draws * (high - low)).tolist():
             scales: dict[str, float] = dict(zip(names, point, strict=True))
             played = study.play(scales, instances, seed, tick=bar.update)
             found.append((scales, float(study.objective(played.parts).mean())))
     return min(found, key=lambda pair: pair[1])[0], found
+
+
+def _check_progress(progress: Progress) -> None:
+    if not callable(progress):
+        switch("progress", progress)
+
+
+def _bar(progress: Progress, name: str, total: int, initial: int = 0) -> tqdm[Any]:
+    """The caller's bar over episodes, or ours."""
+    if callable(progress):
+        return progress(None, name, total=total, initial=initial, unit="ep")
+    return tqdm(desc=name, total=total, initial=initial, unit="ep", disable=not progress, dynamic_ncols=True)
 
 
 def log_box(box: Box, names: Sequence[str]) -> tuple[Tensor, Tensor]:

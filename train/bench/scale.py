@@ -143,7 +143,7 @@ def scale_figure(growths: dict[str, Growth]) -> Figure:
         first = first or axes
         _draw(axes, growth)
         power = plus_minus(*growth.exponent, ".2f").replace("+-", r"\pm")
-        title = f"An episode takes ({DIRECTIONS[name]})$^{{{power}}}$"
+        title = f"Time grows with the power ${power}$"
         tidy(
             axes, DIRECTIONS[name], "" if j else "milliseconds per episode", title, "WC-OPS; band: slowest and fastest measurement"
         )

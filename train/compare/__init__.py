@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torchcmdp as tc
 from torchcmdp.folder import RunFolder
-from torchcmdp.learners import LEARNERS, Guarded, Learner
+from torchcmdp.learners import LEARNERS, Learner
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 from torchcmdp.learners.ties import ties_of
 
@@ -89,10 +89,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def plays(name: str, key: str) -> bool:
     """Whether a learner can play a problem: one with a baseline needs a policy with a margin, and costs that do not change."""
-    if not issubclass(LEARNERS.get(key, Learner), Guarded):
+    if not program.guarded(key):
         return True
     env = tc.problems.make(name).simulator(1, 0, 2)
-    return bool(env.costs.stationary and (tc.slater_gap(env.cmdp) > 1e-6).all())
+    return env.costs.stationary and program.has_margin(env.cmdp)
 
 
 def play(options: Options, name: str, key: str, folder: Path, shown: Any) -> tc.RunResult:
@@ -120,7 +120,7 @@ def build(key: str, constants: str, env: tc.Simulator, episodes: int) -> Learner
     elif key == "uob-reps":  # WC-OPS that does not look at the costs has its constants
         scales = {name: value for name, value in PRACTICAL_SCALES.items() if name in ("eta_scale", "gamma_scale", "radius_scale")}
         given = scales if constants == "tuned" else {}
-    elif issubclass(kind, Guarded):  # its promise is that of its own constants
+    elif program.guarded(key):  # its promise is that of its own constants
         given = program.protection(key, cmdp, 0.5, seed=env.seed, first_run=env.first_run)
     elif key != "greedy":
         given = settings(key, {"scale": 1.0, **own} if key == "pdb-ps" else own, cmdp)

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.learners import LEARNERS
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import SMALL, blank, cross, looks, thousands, tidy, zero_line
 
 from ..program import plus_minus, publish, table, with_interval, write_table
 
@@ -48,7 +46,7 @@ def loss(result: tc.RunResult) -> Tensor:
 def write_problem(folder: Path, name: str, results: Mapping[str, tc.RunResult]) -> None:
     """The figure and the numbers of one problem."""
     place = folder / name.replace("/", "-")
-    plotting.save(place / "figure.png", figure(name, results))
+    plotting.save(place / "figure.png", plotting.overview({PLAYERS[key]: result for key, result in results.items()}, name))
     rows = []
     for key, result in results.items():
         ends = {each: getattr(result, each)[:, -1] for each in ("regret", "violation", "positive_violation")}
@@ -56,31 +54,6 @@ def write_problem(folder: Path, name: str, results: Mapping[str, tc.RunResult]) 
         flat = {f"{each}{suffix}": band[j] for each, band in bands.items() for j, suffix in enumerate(("", "_ci95"))}
         rows.append({"learner": key, **flat, "seconds": round(result.seconds, 2)})
     write_table(place / "numbers.csv", rows)
-
-
-def figure(name: str, results: Mapping[str, tc.RunResult]) -> Figure:
-    """Regret against positive violation at the end, with 95% intervals, and the two curves beside."""
-    drawn = blank(13.5, 4.2)
-    front, *curves = (drawn.add_subplot(1, 3, j + 1) for j in range(3))
-    look = looks(PLAYERS[key] for key in results)
-    for key, result in results.items():
-        label = PLAYERS[key]
-        colour, style = look[label]
-        ends = [mean_and_interval(getattr(result, each)[:, -1]) for each in ("positive_violation", "regret")]
-        (x, dx), (y, dy) = ((float(mean), float(half)) for mean, half in ends)
-        cross(front, x, y, dx, dy, colour, fmt="o" if style == "-" else "s", label=label)
-        for axes, each in zip(curves, ("regret", "positive_violation"), strict=True):
-            mean, half = mean_and_interval(getattr(result, each))
-            t, half = result.episodes.numpy(), half.nan_to_num(nan=0.0)  # a single run has no interval
-            axes.plot(t, mean.numpy(), color=colour, linestyle=style, linewidth=1.6, zorder=3)
-            axes.fill_between(t, (mean - half).numpy(), (mean + half).numpy(), color=colour, alpha=0.15, linewidth=0, zorder=2)
-            thousands(axes.xaxis)
-    tidy(front, "positive violation", "regret", f"{name}: down and left is better")
-    zero_line(front)
-    for axes, words in zip(curves, ("cumulative regret", "cumulative positive violation"), strict=True):
-        tidy(axes, "episode", words)
-    front.legend(fontsize=SMALL, frameon=True, framealpha=0.9, edgecolor="none")
-    return drawn
 
 
 def write_report(folder: Path, results: Results, options: Mapping[str, Any]) -> None:

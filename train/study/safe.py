@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 import torchcmdp as tc
-from torchcmdp.learners import LEARNERS, Guarded
+from torchcmdp.learners import LEARNERS
 from torchcmdp.metrics import is_unsafe
 
-from ..program import Count, Positive, bar, begin, choose, protection, publish, table
+from ..program import Count, Positive, bar, begin, choose, guarded, protection, publish, table
 from ..tune.evaluate import stage
 
 WIDTHS, ACTIONS, CONSTRAINTS, SEEDS = (1, 3, 3, 1), 3, 2, 80_000
 GAPS = (0.03, 0.3)  # Slater gaps of even and of odd instances
 REWARDS = ("stochastic", "cyclic", "adversary")
-SAFE = tuple(key for key, kind in LEARNERS.items() if issubclass(kind, Guarded))
+SAFE = tuple(filter(guarded, LEARNERS))
 
 
 @dataclass

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     training.check_weight(options.weight)
     config = {name: value for name, value in vars(options).items() if name not in ("name", "logdir")}
     rows = []
-    for key, grid in bar(list(GRIDS.items()), "rivals"):
+    for key, grid in GRIDS.items():
         found = stage(folder, key, {**config, "grid": grid}, lambda k=key, g=grid: search(options, training, k, g))
         for point in ranked(found)[:3]:
             constants = ", ".join(f"{name} {point[name]}" for name in grid)
@@ -97,7 +97,7 @@ def search(options: Options, training: Instances, key: str, grid: Mapping[str, S
     (mode, values), *rest = grid.items()
     points = [dict(zip(dict(rest), combination, strict=True)) for combination in itertools.product(*dict(rest).values())]
     found = []
-    for value in values:
+    for j, value in enumerate(values, 1):
         runs = options.runs * options.repetitions
         block = len(training.kinds) * runs
         which = torch.arange(len(training.kinds)).repeat(runs * len(points))
@@ -106,13 +106,15 @@ def search(options: Options, training: Instances, key: str, grid: Mapping[str, S
         constants = {name: tensor.repeat_interleave(block) for name, tensor in per_run.items()}
         own = settings(key, {mode: value, **constants}, env.cmdp)
         size = (env.cmdp.layout, env.cmdp.constraints, options.horizon, options.delta, env.runs)
-        result = tc.run(maker(key)(*size, **own), env, options.horizon, progress=False)
+        learner = maker(key)(*size, **own)
+        with bar(None, f"{learner.name}, {j} of {len(values)}", total=options.horizon, unit="ep") as shown:
+            result = tc.run(learner, env, options.horizon, progress=False, on_progress=shown.update)
         if not result.completed:  # half a run must not be kept
             raise KeyboardInterrupt
         regret, unsafe = result.regret[:, -1], result.positive_violation_by_constraint[:, -1].sum(-1)
         objectives = ((regret + options.weight * unsafe) / options.horizon).view(len(points), options.repetitions, -1).mean(-1)
-        for j, point in enumerate(points):
-            rows = slice(j * block, (j + 1) * block)
+        for k, point in enumerate(points):
+            rows = slice(k * block, (k + 1) * block)
             means = {"regret": float(regret[rows].mean()), "positive violation": float(unsafe[rows].mean())}
-            found.append({mode: value, **point, "objectives": objectives[j].tolist(), **means})
+            found.append({mode: value, **point, "objectives": objectives[k].tolist(), **means})
     return found

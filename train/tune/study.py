@@ -125,7 +125,7 @@ class Work:
         self.config = {key: value for key, value in asdict(options).items() if key not in unrelated}
         self.training = training_instances(options)
         self.study = self.training.study(options.horizon, options.weight, options.delta)
-        self.place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": program.on_terminal()}  # of every descent
+        self.place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": program.bar}  # of every descent
 
     def held_out(self, horizon: int) -> Instances:
         """The instances that nothing was chosen on."""
@@ -167,7 +167,7 @@ class Work:
 
     def search(self, candidates: int, runs: int) -> dict[str, Any]:
         """The best of as many random candidates as the descent had steps."""
-        options: dict[str, Any] = {"seed": self.options.seed, "progress": program.on_terminal()}
+        options: dict[str, Any] = {"seed": self.options.seed, "progress": program.bar}
         best, found = random_search(self.study, BOX, candidates=candidates, runs=runs, **options)
         return {"best": best, "points": found}
 
