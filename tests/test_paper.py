@@ -20,7 +20,7 @@ from torchcmdp.folder import RunFolder
 from torchcmdp.run.blocks import Blocks
 from train import paper
 from train.__main__ import main
-from train.paper import claims, experiment, presets, report, simplex
+from train.paper import claims, experiment, presets, regimes, report, simplex
 from train.paper.claims import FAILS, HOLDS, UNDECIDED
 
 T, L, INSTANCES, RUNS = 1000, 4, 10, 2
@@ -360,3 +360,32 @@ def test_bad_arguments_get_a_sentence(arguments, sentence, capsys, tmp_path) -> 
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def cell(*parts: str, mode: str = "matched") -> regimes.Regime:
+    return regimes.Regime("paper-tight", "small", mode, 1000, dict(zip(regimes.PARTS, parts, strict=True)))
+
+
+def test_the_headline_holds_where_all_of_it_does() -> None:
+    assert cell(HOLDS, HOLDS, HOLDS).verdict == HOLDS
+    assert cell(HOLDS, HOLDS, UNDECIDED).verdict == UNDECIDED
+    assert cell(HOLDS, UNDECIDED, FAILS).verdict == FAILS
+    words = regimes.paragraph([cell(HOLDS, HOLDS, HOLDS, mode="published"), cell(HOLDS, FAILS, UNDECIDED)])
+    assert words.startswith("Of 2 regimes the headline holds in 1, does not hold in 1, and cannot be told in 0.")
+    assert "It holds by radii: published 1, matched 0." in words
+    assert '"violation lower than OptCMDP\'s" holds in 1 and fails in 1.' in words
+
+
+def test_the_map_of_regimes_from_end_to_end(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(regimes, "QUICK_HORIZONS", (20,))
+    monkeypatch.setattr(regimes, "REGIMES", {"narrow-tight": presets.REGIMES["narrow-tight"]})
+    arguments = ["paper", "regimes", "--quick", "--jobs", "1", "--logdir", str(tmp_path)]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith("Of 6 regimes")  # three scales, two modes of radii
+    folder = tmp_path / "regimes-quick"
+    with (folder / "regimes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["constants"], row["radii"]) for row in rows} == {(f, m) for f in presets.SCALES for m in regimes.MODES}
+    assert "not a finding" in (folder / "regimes.md").read_text()
+    assert all((folder / f"regimes.{kind}").stat().st_size for kind in ("png", "pdf"))
+    assert main([*arguments, "--runs", "1"]) == 2
