@@ -9,8 +9,9 @@ import torch
 
 import torchcmdp as tc
 from torchcmdp.adapters.gymnasium import CMDPEnv, GymnasiumSimulator, Layered
-from torchcmdp.adapters.tabular import fell_in_a_hole, from_gymnasium
+from torchcmdp.adapters.tabular import fell_in_a_hole, from_gymnasium, told_cost
 from torchcmdp.occupancy import expected_value
+from torchcmdp.streams import REWARD
 from torchcmdp.testing import check_environment
 
 Z_999 = 3.2905  # 99.9% two-sided
@@ -109,14 +110,71 @@ def test_layered_frozen_lake_is_the_imported_one():
     assert (costs.mean(0) - expected).abs() <= Z_999 * costs.std(0) / len(costs) ** 0.5
 
 
-def test_layered_waits_at_the_end_and_scales_rewards():
+def test_layered_waits_at_the_end_in_the_environments_own_units():
     env = Layered(gym.make("FrozenLake-v1", is_slippery=False), 8, fell_in_a_hole, 0.4, rewards=(-1.0, 1.0))
     assert env.reset(seed=0)[0] == 0
     steps = [env.step(action) for action in (1, 2, 0, 0, 0, 0, 0, 0)]  # down, then right into a hole
     observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
     assert observations == (1 + 4, 1 + 17 + 16, *[1 + 17 * k + 16 for k in range(2, 7)], 1 + 17 * 7)
-    assert rewards == (0.5,) * 8 and terminated == (False,) * 7 + (True,) and not any(truncated)
-    assert [info["cost"] for info in infos] == pytest.approx([-0.05, 0.95] + [-0.05] * 6)
+    assert rewards == (0.0,) * 8 and terminated == (False,) * 7 + (True,) and not any(truncated)
+    assert [info["cost"] for info in infos] == [0.0, 1.0] + [0.0] * 6 and env.cost_limit == 0.4
+    assert env.normal_form(0.0, infos[1]["costs"], 1) == (0.5, pytest.approx([0.95]))
+
+
+class Pay(gym.Env):
+    """Two steps in one state: action a earns 10 a - 5 and costs 7 a - 30."""
+
+    observation_space, action_space = gym.spaces.Discrete(1), gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 2
+        return 0, {}
+
+    def step(self, action):
+        self.left -= 1
+        return 0, 10.0 * action - 5, self.left == 0, False, {"cost": 7.0 * action - 30}
+
+
+def test_layered_takes_costs_of_any_range_and_either_sense():
+    """Five steps, of which three wait: what is played in normal form is shown in the environment's units."""
+    ranges = {"rewards": (-5.0, 15.0), "costs": [(-30.0, -16.0), (16.0, 30.0)], "sense": ["<=", ">="]}
+    env = GymnasiumSimulator(lambda: Layered(Pay(), 5, [told_cost, lambda move: -told_cost(move)], [-40.0, 45.0], **ranges))
+    single = env.envs[0]
+    assert single.cost_limits.tolist() == pytest.approx([-40.0, -45.0]) and single.cost_limit == 0
+    policy = torch.nn.functional.one_hot(torch.full((5, env.layout.width), 2), 3).double()
+    played = env.rollout(policy)
+    assert played.costs.abs().max() == 1 and 0 <= played.rewards.min() and played.rewards.max() == 1
+    assert env.units.episode_return(played.rewards.sum(1)).tolist() == pytest.approx([30.0])
+    assert env.units.episode_costs(played.costs.sum(1))[0].tolist() == pytest.approx([-32.0, 32.0])
+    assert env.units.violations(played.costs.sum(1))[0].tolist() == pytest.approx([8.0, 13.0])
+    result = tc.run(tc.WCOPS.for_env(env, horizon=3), env, 3, progress=False)
+    torch.testing.assert_close(
+        result.violation_by_constraint, env.units.cost_scale * result.scaled.violation_by_constraint, rtol=1e-12, atol=0
+    )
+
+
+def test_a_budget_is_part_of_what_is_played(tmp_path):
+    def play(budget: float):
+        env = GymnasiumSimulator(lambda: Layered(Pay(), 3, told_cost, budget, rewards=(-5, 15), costs=(-30, -16)))
+        return tc.run(tc.WCOPS.for_env(env, horizon=2), env, 2, tmp_path, progress=False, images=False)
+
+    play(-40.0)
+    with pytest.raises(tc.TorchCMDPError, match=r"units\.budget"):
+        play(-35.0)
+
+
+def test_layered_around_our_own_environment_keeps_its_units():
+    cmdp = tc.problems.make("alwayssafe/simple", horizon=4, budget=2.0).cmdp
+    inside = CMDPEnv(cmdp)
+    ends = {"rewards": (-20.0, 20.0), "costs": (-1.0, 6.0)}
+    env = GymnasiumSimulator(lambda: Layered(CMDPEnv(cmdp), cmdp.layout.layers, told_cost, 2.0, **ends), runs=2)
+    assert env.envs[0].cost_limit == inside.cost_limit == 2.0 and float(env.units.reward_scale) == 40
+    played = env.rollout(tc.uniform_policy(env.layout))
+    for j in range(2):
+        inside.reset(seed=int(env.streams.uniform(0, 0, env.layout.layers)[j, 0, REWARD] * 2**31))
+        steps = [inside.step(int(action)) for action in played.actions[j]]
+        assert float(env.units.episode_return(played.rewards.sum(1))[j]) == pytest.approx(sum(step[1] for step in steps))
+        assert env.units.episode_costs(played.costs.sum(1))[j].tolist() == pytest.approx(steps[-1][-1]["episode_costs"].tolist())
 
 
 def test_an_environment_in_the_users_units_is_played_in_normal_form():
@@ -166,6 +224,11 @@ def test_mistakes_get_a_sentence(cmdp):
     def roll(**wrong):
         return GymnasiumSimulator(lambda: Fake(**wrong), layout=layout, constraints=1).rollout(tc.uniform_policy(layout))
 
+    def beyond(**ends):
+        env = Layered(Pay(), 3, told_cost, **{"rewards": (-5, 15), "costs": (-30, 0), **ends})
+        env.reset()
+        env.step(1)
+
     def random_start():
         taxi = Layered(gym.make("Taxi-v4"), 3, rewards=(-10.0, 20.0))
         for seed in range(9):
@@ -182,7 +245,12 @@ def test_mistakes_get_a_sentence(cmdp):
         "policy has shape": lambda: simulator(cmdp).rollout(torch.ones(1)),
         "it must be Discrete": lambda: Layered(gym.make("CartPole-v1"), 3),
         "the start must be fixed": random_start,
-        "an interval with zero in it": lambda: Layered(Fake(), 3, rewards=(1.0, 2.0)),
+        "rewards is .*two finite numbers": lambda: Layered(Fake(), 3, rewards=(2.0, 1.0)),
+        "costs is .*two finite numbers": lambda: Layered(Fake(), 3, told_cost, costs=(0.0, float("inf"))),
+        "budget is -1 for constraint 0, which no policy keeps: .* costs at least 0": lambda: Layered(Fake(), 3, told_cost, -1.0),
+        "which no policy keeps: .* gets at most 3": lambda: Layered(Fake(), 3, told_cost, 4.0, sense=">="),
+        r"cost 0 of action 1 in state 0 is -23; costs= says that it lies in \[0, 1\]": lambda: beyond(costs=(0.0, 1.0)),
+        r"reward of action 1 in state 0 is 5; rewards= says": lambda: beyond(rewards=(0.0, 1.0)),
         "Simulator has episode, but was given nothing": lambda: simulator(cmdp).load_state_dict({}),
         "pass the trajectory": lambda: simulator(cmdp).tracker().update(tc.uniform_policy(cmdp.layout)),
     }.items():

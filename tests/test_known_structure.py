@@ -88,6 +88,19 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
     assert torch.equal(resumed.regret[:, -1], whole.regret[:, -1]) and torch.equal(resumed.violation[:, -1], whole.violation[:, -1])
 
 
+@pytest.mark.parametrize("name", ["known_costs", "known_rewards"])
+def test_what_is_known_is_named_where_a_folder_holds_something_else(tmp_path, name) -> None:
+    def play(factor: float) -> None:
+        env, value = PROBLEM.simulator(1), {"known_costs": CMDP.costs, "known_rewards": CMDP.rewards}[name]
+        learner = tc.OptCMDP.for_env(env, horizon=2, **{name: factor * value})
+        tc.run(learner, env, 2, tmp_path, progress=False, images=False)
+
+    play(1.0)
+    with pytest.raises(tc.TorchCMDPError, match=name) as refused:
+        play(0.5)
+    assert not {"cost_low", "reward_high"} & set(str(refused.value).replace(".", " ").split())
+
+
 def test_mistakes_get_a_sentence() -> None:
     made = tc.random_cmdp((1, 2, 1), actions=2, constraints=1, seed=0)
     env = tc.Simulator(made, made.rewards, made.costs)

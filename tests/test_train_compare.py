@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+import torchcmdp as tc
 from train.__main__ import main
+from train.compare import build
 from train.compare.report import as_html, ranks, wins
 
 SMALL = ["compare", "--problems", "arms/4", "dope/factored", "--learners", "wc-ops", "pdb-ps", "--episodes", "6", "--seeds", "2"]
@@ -31,6 +34,25 @@ def test_a_comparison_writes_its_report_and_a_second_call_repeats_it(tmp_path, c
         *("ranks", "pairwise wins", "arms/4", "dope/factored")
     ]
     assert main([*call[:-6], "--episodes", "7", "--seeds", "2", *call[-4:]]) == 2 and "episodes = 6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["wc-ops", "wc-ops-practical", "opt-cmdp", "pdb-ps"])
+def test_variants_are_told_less_or_more_and_nothing_else_differs(key) -> None:
+    env = tc.problems.make("alwayssafe/simple", horizon=4, budget=2.0).simulator(2)
+    told, untold, tied = (build(key + end, "tuned", env, 5).config() for end in ("", "-untold", "-tied"))
+    assert {"cost_low", "reward_high"} == told.keys() - untold.keys() and {"tied_layers"} == tied.keys() - told.keys()
+    assert all(told[name] == value == tied[name] for name, value in untold.items())
+
+
+def test_variants_play_and_are_named_in_the_report(tmp_path, capsys) -> None:
+    who = ["opt-cmdp", "opt-cmdp-untold", "opt-cmdp-tied"]
+    call = ["compare", "--problems", "machine/replacement", "--learners", *who, "--episodes", "20", "--seeds", "2"]
+    assert main([*call, "--logdir", str(tmp_path), "--name", "told"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("OptCMDP untold", "OptCMDP tied"))
+    runs = [tc.load(tmp_path / "told" / "machine-replacement" / name) for name in who]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(runs[i].positive_violation, runs[j].positive_violation)
 
 
 def test_mistakes_get_a_sentence(capsys) -> None:

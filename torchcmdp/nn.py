@@ -11,9 +11,12 @@ from torchcmdp.cmdp import BUDGET_TOLERANCE, least_totals
 from torchcmdp.errors import InvalidInput, brief, check_kind, number, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import occupancy_of, policy_of, softmax_policy, uniform_occupancy
+from torchcmdp.optimistic import largest_margin
 from torchcmdp.projection import ProjectionSolver, project, projection_solver
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.units import budgets_of
+
+JOINT_TOLERANCE = 1e-7  # of the program that finds what constraints can be kept together
 
 __all__ = ["SafeOccupancy", "SafeOutput"]
 
@@ -93,7 +96,7 @@ class SafeOccupancy(nn.Module):
         self._check_budget(budget)
 
     def _check_budget(self, budget: object) -> None:
-        """Refuse a budget that no policy keeps, each constraint alone, where transitions and costs are known and not trained."""
+        """Refuse budgets that no policy keeps, alone or together, where transitions and costs are known and not trained."""
         known = (self.transitions, self.costs)
         if self.budget is None or self.lower is not None or any(each is None or isinstance(each, nn.Parameter) for each in known):
             return
@@ -107,6 +110,12 @@ class SafeOccupancy(nn.Module):
                 f"budget is {brief(budget)}, which no policy keeps: of constraint {i} every one costs at least "
                 f"{float(self.budget[i] + excess[i]):.6g}."
             )
+        if self.constraints > 1:
+            # a constraint is scale free, and each is judged where its largest cost is one
+            size = costs.abs().amax((-3, -2, -1), keepdim=True)
+            margin, _ = largest_margin(SafeSet(self.layout, transitions, transitions, costs.double() / torch.where(size > 0, size, 1)))
+            if (margin < -JOINT_TOLERANCE * self.layout.layers).any():
+                raise InvalidInput(f"budget is {brief(budget)}; no policy keeps all {self.constraints} of the constraints at once.")
 
     # the solver iterates on values, which no graph can hold
     @torch.compiler.disable  # type: ignore[untyped-decorator]

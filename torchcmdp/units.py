@@ -188,7 +188,7 @@ def normal_form(
     budgets, senses = budgets_of(budget, m).to(costs.device), senses_of(sense, m)
     low, high = _range("reward", rewards, reward_range)
     high = high if high > low else low + 1.0
-    ranges = [_range(f"cost {i}", costs[i], ends) for i, ends in enumerate(_each(cost_range, m))]
+    ranges = [_range(f"cost {i}", costs[i], ends) for i, ends in enumerate(each_range(cost_range, m))]
     share, shape = budgets / layers, (m, *[1] * (costs.dim() - 1))
     sign = torch.tensor([1.0 if each == "<=" else -1.0 for each in senses], dtype=torch.float64, device=costs.device)
     ends = torch.tensor(ranges, dtype=torch.float64, device=costs.device).reshape(m, 2)
@@ -221,7 +221,8 @@ def senses_of(sense: str | Sequence[str], constraints: int) -> tuple[str, ...]:
     return tuple(choice("sense", each, SENSES) for each in senses)
 
 
-def _each(ends: Ends | Sequence[Ends] | None, m: int) -> Sequence[Ends | None]:
+def each_range(ends: Ends | Sequence[Ends] | None, m: int) -> Sequence[Ends | None]:
+    """One range for every constraint."""
     if ends is None:
         return [None] * m
     several = isinstance(ends, Sequence) and bool(ends) and isinstance(ends[0], Sequence)

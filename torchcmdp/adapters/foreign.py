@@ -11,9 +11,10 @@ from torch import Tensor
 
 from torchcmdp.adapters import require
 from torchcmdp.adapters.steps import LayeredIndex
-from torchcmdp.adapters.tabular import Cost, Move, budgets_of
+from torchcmdp.adapters.tabular import Cost, Move
+from torchcmdp.cmdp import BUDGET_TOLERANCE
 from torchcmdp.comparators import Comparators
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, brief, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.metrics import Curves, is_unsafe
 from torchcmdp.processes import check_keys
@@ -21,7 +22,7 @@ from torchcmdp.protocols import EnvironmentLike
 from torchcmdp.sampling import thresholds
 from torchcmdp.streams import ACTION, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
-from torchcmdp.units import Units
+from torchcmdp.units import Ends, Units, each_range, normal_form
 
 require("gymnasium", "gym")
 
@@ -32,18 +33,26 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
     """Gives an environment with discrete spaces a fixed horizon, layered observations and costs.
 
     Layer 0 holds the start alone, which must always be the same state; the layers after it hold every state of the environment and
-    one more, in which an episode that ended early waits, without rewards and costs, for the horizon.
+    one more, in which an episode that ended early waits, without rewards and costs, for the horizon. Rewards and costs are shown in
+    the environment's own units, as `CMDPEnv` shows them; of a utility the negative, limited by the negative of its budget.
 
     Attributes:
         layout: Layer widths and actions.
         constraints: m.
+        cost_limit: What the expected sum of `info["cost"]` over an episode may be: the budget, or zero where it is the worst of
+            several, of which is shown how far it exceeds its share of the budget.
+        cost_limits: The same for each of `info["costs"]`, `(m,)`.
+        units: What leads from `normal_form` back to what is shown.
 
     Args:
         env: With `Discrete` observations and actions.
         horizon: L, the steps of an episode.
-        cost: The cost of a move, in [0, 1]; one function a constraint.
-        budget: How much of it an episode may have in expectation; each step then shows cost - budget / L.
-        rewards: The smallest and the largest reward, which become 0 and 1.
+        cost: The cost of a move, or its utility; one function a constraint. `told_cost` is what the environment's info says.
+        budget: How much of it an episode may have in expectation, or must have of a utility; one for all or one each.
+        rewards: The smallest and the largest reward of a step, any finite numbers. Waiting earns zero, so that the range of normal
+            form reaches to zero where these do not.
+        costs: The same of a step's cost or utility, one pair for all or one each.
+        sense: "<=" for a cost and ">=" for a utility, one for all or one each.
     """
 
     def __init__(
@@ -53,22 +62,45 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
         cost: Cost | Sequence[Cost] = (),
         budget: float | Sequence[float] = 0.0,
         *,
-        rewards: tuple[float, float] = (0.0, 1.0),
+        rewards: Ends = (0.0, 1.0),
+        costs: Ends | Sequence[Ends] = (0.0, 1.0),
+        sense: str | Sequence[str] = "<=",
     ) -> None:
         super().__init__(env)
         for name in ("observation_space", "action_space"):
-            if not isinstance(getattr(env, name), gym.spaces.Discrete):
-                raise InvalidInput(f"the {name} is {getattr(env, name)}; it must be Discrete.")
-        if not rewards[0] <= 0 <= rewards[1] or rewards[0] == rewards[1]:
-            raise InvalidInput(f"rewards is {rewards}; it must be an interval with zero in it, which is what waiting earns.")
+            space = getattr(env, name)
+            if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+                raise InvalidInput(f"the {name} is {space}; it must be Discrete, counted from zero.")
         self._costs = [cost] if callable(cost) else list(cost)
-        self._share = budgets_of(budget, len(self._costs)).numpy() / horizon
-        self._states, self._rewards = int(env.observation_space.n), rewards
-        self.layout = Layout((1, *[self._states + 1] * (horizon - 1), 1), int(env.action_space.n))
         self.constraints = len(self._costs)
+        self._states = int(env.observation_space.n)
+        steps = whole_number("horizon", horizon, least=1)
+        self.layout = Layout((1, *[self._states + 1] * (steps - 1), 1), int(env.action_space.n))
+        self._told = _interval("rewards", rewards), [_interval("costs", ends) for ends in each_range(costs, self.constraints)]
+        waiting = torch.zeros(1, dtype=torch.float64)
+        reward_ends, *cost_ends = [(min(low, 0.0), max(high, 0.0)) for low, high in (self._told[0], *self._told[1])]
+        form = normal_form(waiting, waiting.expand(self.constraints, 1), steps, budget, sense, reward_ends, cost_ends)
+        self.units, self._low, self._high = form.units(steps, self.layout.pair_mask()), form.low, form.high
+        self._check_budget(cost_ends)
+        self._sign, self._share = self.units.sign.numpy(), (self.units.sign * self.units.budget / steps).numpy()
+        self.cost_limits = self._share * steps
+        self.cost_limit = float(self.cost_limits[0]) if self.constraints == 1 else 0.0
         self.observation_space = gym.spaces.Discrete(self.layout.total_states)
         self._first: int | None = None
         self._layer, self._state, self._over = 0, 0, False
+
+    def _check_budget(self, ends: Sequence[Ends]) -> None:
+        """Refuse a budget that no costs within their ends keep; what policies can reach is not known here."""
+        L = self.layout.layers
+        for i, (low, high) in enumerate(ends):
+            budget, slack = float(self.units.budget[i]), BUDGET_TOLERANCE * L * float(self.units.cost_scale[i])
+            utility = self.units.sense[i] == ">="
+            if budget > high * L + slack if utility else budget < low * L - slack:
+                words = f"gets at most {high * L:g}" if utility else f"costs at least {low * L:g}"
+                raise InvalidInput(
+                    f"budget is {budget:g} for constraint {i}, which no policy keeps: with steps from {low:g} to {high:g} every one "
+                    f"{words}."
+                )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         """Begin an episode."""
@@ -85,22 +117,44 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
         info: dict[str, Any] = {}
         if not self._over:
             state, reward, terminated, truncated, info = self.env.step(action)  # type: ignore[assignment]
-            move = Move(self._state, int(action), int(state), float(reward), bool(terminated))
+            move = Move(self._state, int(action), int(state), float(reward), bool(terminated), info)
             costs = np.array([float(cost(move)) for cost in self._costs])
+            self._check_ends(move, costs)
             self._state, self._over = move.next_state, terminated or truncated
-        low, high = self._rewards
         self._layer += 1
         last = self._layer == self.layout.layers
         place = 0 if last else (self._states if self._over else self._state)
         observation = 1 + (self._layer - 1) * (self._states + 1) + place
-        shown = costs - self._share
-        return (
-            observation,
-            (float(reward) - low) / (high - low),
-            last,
-            False,
-            {**info, "cost": np.float64(shown.max(initial=-np.inf) if len(shown) else 0.0), "costs": shown},
-        )
+        shown = self._sign * costs
+        cost = shown[0] if self.constraints == 1 else (shown - self._share).max() if self.constraints else 0.0
+        return observation, float(reward), last, False, {**info, "cost": np.float64(cost), "costs": shown}
+
+    def normal_form(self, reward: float, costs: np.ndarray, layer: int) -> tuple[float, np.ndarray]:
+        """The reward in [0, 1] and the costs in [-1, 1] with threshold zero, `(m,)`, of a step from a layer that showed these."""
+        scaled = (costs - self._share) / self.units.cost_scale.numpy()
+        return min(max((reward - self._low) / (self._high - self._low), 0.0), 1.0), np.clip(scaled, -1, 1)  # rounding alone
+
+    def _check_ends(self, move: Move, costs: np.ndarray) -> None:
+        """Refuse a reward or a cost beyond the ends that were given."""
+        found = [("reward", "rewards", move.reward, self._told[0])]
+        found += [(f"cost {i}", "costs", *pair) for i, pair in enumerate(zip(costs.tolist(), self._told[1], strict=True))]
+        for what, option, value, (low, high) in found:
+            if not low <= value <= high:
+                raise InvalidInput(
+                    f"the {what} of action {move.action} in state {move.state} is {value:g}; {option}= says that it lies in "
+                    f"[{low:g}, {high:g}]."
+                )
+
+
+def _interval(name: str, ends: Any) -> Ends:
+    """Two finite numbers in their order."""
+    try:
+        low, high = (float(end) for end in ends)
+    except (TypeError, ValueError):
+        low = high = np.nan
+    if not -np.inf < low <= high < np.inf:
+        raise InvalidInput(f"{name} is {brief(ends)}; it must be the smallest and the largest of a step, two finite numbers.")
+    return low, high
 
 
 class GymnasiumSimulator:
@@ -108,8 +162,9 @@ class GymnasiumSimulator:
 
     The environments have `Discrete` spaces, episodes of L steps, and layered observations: state x of layer k is number widths[0] +
     ... + widths[k-1] + x, as in `CMDPEnv` and `Layered`. Rewards lie in [0, 1]; costs, in [-1, 1], are `info["costs"]`, or
-    `info["cost"]` if there is one constraint. Of a `CMDPEnv`, which shows the user's units, its `normal_form` is played. Every
-    episode is seeded by (seed, run, episode), so that a run can be resumed; an environment must not remember earlier episodes.
+    `info["cost"]` if there is one constraint. Of `CMDPEnv` and `Layered`, which show the user's units, the `normal_form` is played,
+    where one is around another that of the outer. Every episode is seeded by (seed, run, episode), so that a run can be resumed; an
+    environment must not remember earlier episodes.
 
     Attributes:
         layout, constraints, runs, seed, dtype, device: Of the episodes.
@@ -139,8 +194,8 @@ class GymnasiumSimulator:
         self.layout: Layout = _own(self.envs[0], "layout") if layout is None else layout
         self.constraints = int(_own(self.envs[0], "constraints") if constraints is None else constraints)
         self.runs, self.seed, self.dtype, self.device = self.streams.runs, self.streams.seed, dtype, torch.device(device or "cpu")
-        self.units: Units | None = getattr(self.envs[0].unwrapped, "units", None) or getattr(self.envs[0], "units", None)
-        self._normal_form = hasattr(self.envs[0].unwrapped, "normal_form")
+        self.units: Units | None = _said(self.envs[0], "units")
+        self._normal_form = _said(self.envs[0], "normal_form") is not None
         self.episode = 0
         self._first = LayeredIndex(self.layout).first.tolist()
         wanted = {"observation_space": self.layout.total_states, "action_space": self.layout.actions}
@@ -228,6 +283,7 @@ class GymnasiumSimulator:
             "runs": self.runs,
             "seed": self.seed,
             "dtype": str(self.dtype).removeprefix("torch."),
+            **({} if self.units is None else {"units": self.units.config()}),
         }
 
 
@@ -277,8 +333,16 @@ class _Unknown(Comparators):
         return self.rho[:, None].expand(-1, len(counts) - first)
 
 
-def _own(env: Any, name: str) -> Any:
+def _said(env: Any, name: str) -> Any:
+    """An attribute of the outermost of an environment and its wrappers that has it; None where none does."""
     try:
         return env.get_wrapper_attr(name)
     except AttributeError:
-        raise InvalidInput(f"the environment {env} does not say its {name}; pass {name}= to GymnasiumSimulator.") from None
+        return None
+
+
+def _own(env: Any, name: str) -> Any:
+    found = _said(env, name)
+    if found is None:
+        raise InvalidInput(f"the environment {env} does not say its {name}; pass {name}= to GymnasiumSimulator.")
+    return found

@@ -297,8 +297,9 @@ class Learner(nn.Module, ABC):
         for name in ("known_rewards", "known_costs"):
             if name in given and name not in self.uses:
                 raise InvalidInput(f"{name} is given, for which {type(self).__name__} has no use; leave it out.")
-        self._known, pairs = tuple(given), self.layout.pair_shape
-        rewards, costs = given.get("known_rewards"), given.get("known_costs")
+        pairs, rewards, costs = self.layout.pair_shape, given.get("known_rewards"), given.get("known_costs")
+        replaced = {"reward_high": rewards is not None, "cost_low": costs is not None}
+        self._known = tuple(name for name in given if not replaced.get(name))  # an end that follows from a mean is not a setting
         self._add_end("known_rewards", rewards, pairs, lowest=0.0)
         self._add_end("known_costs", costs, (self.constraints, *pairs))
         self._add_end("reward_high", given.get("reward_high", 1.0) if rewards is None else rewards, pairs)
