@@ -1,4 +1,4 @@
-"""`python -m train tune [study|rivals|horizons|threshold]`: constants for WC-OPS by gradient, and an empirical threshold."""
+"""`python -m train tune [study|compare|rivals|horizons|threshold]`: constants for WC-OPS by gradient, and an empirical threshold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ STUDIES = {
     "study": Command(
         f"{__package__}.study", "find constants by gradient, and compare them on instances never seen (what `tune` alone does)"
     ),
+    "compare": Command(f"{__package__}.compare", "gradients, random search, TPE and CMA-ES at equal run-episodes, on held-out instances"),
     "rivals": Command(
         f"{__package__}.rivals", "constants for the rivals by a grid, on the same instances and by the same objective"
     ),

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import GREY, PALETTE, blank, cross, name_ends, name_points, tidy, zero_line
+from torchcmdp.plotting import GREY, PALETTE, blank, cross, name_ends, name_points, thousands, tidy, zero_line
 
 PARTS = ("regret", "positive violation")
 
@@ -64,6 +64,23 @@ def front_figure(points: Mapping[str, Mapping[str, Sequence[float]]], horizon: i
     note = f"unseen instances, {horizon:,} episodes, 95% intervals; weights of the violation in the objective"
     title = f"Least positive violation on unseen instances: {safest}"
     tidy(axes, "positive violation an episode (cost)", "regret an episode (reward)", title, note)
+    return figure
+
+
+def budget_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], title: str) -> Figure:
+    """What each method would hand out, judged on held-out instances, against the run-episodes that it has played; 95% bands."""
+    figure = blank(7.4, 4.4)
+    axes = figure.add_subplot(1, 1, 1)
+    ends = []
+    for (name, points), colour in zip(curves.items(), PALETTE, strict=False):
+        x, y, half = np.asarray(points, dtype=float).T
+        axes.plot(x, y, "o-", color=colour, markersize=3, linewidth=1.6)
+        axes.fill_between(x, y - half, y + half, color=colour, alpha=0.12, linewidth=0)
+        ends.append((float(x[-1]), float(y[-1]), name, colour))
+    thousands(axes.xaxis)
+    name_ends(axes, ends)
+    note = "mean over repetitions, bands: 95% intervals over them; in both parts of the objective less is better"
+    tidy(axes, "run-episodes played", "objective on held-out instances, an episode", title, note)
     return figure
 
 
