@@ -32,9 +32,10 @@ class Options:
 
     The smoothed gradient with Adam, the mixed gradient with Adam, random search, TPE (optuna) and CMA-ES (cmaes; both in the extra
     [tune]). In every repetition all of them begin at the same random point of the box, on the same training instances, which are
-    others in every repetition; the gradients spend the first fifth of their budget on random draws, and descend from the best. What each would hand out after every tenth of the budget is played once on every held-out instance,
-    with the same random numbers for all. The goal: the smoothed gradient is better than random search, with 95% intervals over
-    repetitions and over held-out instances that both exclude zero, at every budget above a fifth. The report says whether.
+    others in every repetition; the gradients spend the first fifth of their budget on random draws, and descend from the best.
+    What each would hand out after every tenth of the budget is played once on every held-out instance, with the same random
+    numbers for all. The goal: the smoothed gradient is better than random search, with 95% intervals over repetitions and over
+    held-out instances that both exclude zero, at every budget above a fifth. The report says whether.
 
     Examples:
       python -m train tune compare

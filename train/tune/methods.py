@@ -18,8 +18,8 @@ Box = Mapping[str, tuple[float, float]]
 Trail = list[tuple[int, dict[str, float]]]
 
 # Declared before the comparison was played. The smoothed gradient's spread and step, and that descents begin at the best of random
-# draws, come from trials on instances of seeds (500 to 531, judged on 600 to 615) that are neither trained nor judged on here. The mixed
-# gradient has the same step; the other methods have what their packages take by default.
+# draws, come from trials on instances of other seeds (500 to 531, judged on 600 to 615). The mixed gradient has the same step; the
+# other methods have what their packages take by default.
 SMOOTHED, SMOOTHED_RATE, SMOOTHED_REPEATS = Smoothed(sigma=0.7), 0.2, 1
 MIXED, MIXED_RATE = Through(), 0.2
 # Of the budget, spent on random draws of which a descent begins at the best: the box spans three decades in every scale, of which
