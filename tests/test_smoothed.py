@@ -22,31 +22,33 @@ def environment(instances: Tensor, seed: int) -> tc.Simulator:
     return tc.Simulator(CMDP, tc.Bernoulli(CMDP.rewards), tc.Bernoulli(CMDP.costs, low=-1), runs=len(instances), seed=seed)
 
 
-@pytest.mark.parametrize("how", [Smoothed(sigma=0.5), Smoothed(sigma=0.5, window=10, redraw=True)], ids=["whole", "PES"])
-def test_it_is_the_gradient_of_the_smoothed_objective(how: Smoothed) -> None:
+@pytest.mark.parametrize(("horizon", "pairs"), [(50, 400), (500, 80), pytest.param(2000, 60, marks=pytest.mark.slow)])
+def test_it_is_the_gradient_of_the_smoothed_objective(horizon: int, pairs: int) -> None:
     """Averaged over an interval it is the difference of the smoothed objective between its ends, exactly: within 99% intervals."""
-    study, pairs, h = Study(environment, 1, 50, weight=2.0), 1500, 0.5
-    instances = torch.zeros(2 * pairs, dtype=torch.int64)
-    spread = 0.5 * noise_of(9, 0, pairs, len(NAMES))
-    if how.redraw:  # its objective has new noise in every window, which differences would have to play too: it must agree with ES
-        other = Smoothed(sigma=0.5, window=50, redraw=True).differentiate(study, NAMES, CENTRE.expand(pairs, -1), 3).derivatives
-        same = how.differentiate(study, NAMES, CENTRE.expand(pairs, -1), 3).played.parts
-        assert (same - Smoothed(sigma=0.5).differentiate(study, NAMES, CENTRE.expand(pairs, -1), 3).played.parts).abs().max() > 1e-3
-        found = how.differentiate(study, NAMES, CENTRE.expand(pairs, -1), 4).derivatives
-        error = ((found.var(0) + other.var(0)) / pairs).sqrt()
-        assert ((found.mean(0) - other.mean(0)).abs() < 4 * error).all()
-        return
-    for j, direction in enumerate(torch.eye(len(NAMES), dtype=torch.float64)):
-        inside = (
-            CENTRE + h * (2 * torch.rand(pairs, 1, generator=torch.Generator().manual_seed(j), dtype=torch.float64) - 1) * direction
-        )
-        found = how.differentiate(study, NAMES, inside, 1).derivatives[:, j]
-        ends = torch.cat([CENTRE + spread + h * direction, CENTRE + spread - h * direction])
-        played = study.play(dict(zip(NAMES, ends.exp().unbind(1), strict=True)), instances, 2, distinct_runs=pairs)
-        up, down = study.objective(played.parts).view(2, pairs).unbind(0)
-        difference = (up - down) / (2 * h)
-        error = ((found.var() + difference.var()) / pairs).sqrt()
-        assert abs(found.mean() - difference.mean()) < 2.58 * error, NAMES[j]
+    study, count, h = Study(environment, 1, horizon, weight=2.0), len(NAMES), 0.5
+    along = torch.eye(count, dtype=torch.float64).repeat_interleave(pairs, dim=0)
+    inside = 2 * torch.rand(count * pairs, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
+    samples = Smoothed(sigma=0.5).differentiate(study, NAMES, CENTRE + h * inside * along, 1).derivatives
+    found = (samples * along).sum(-1).view(count, pairs)
+    spread = CENTRE + 0.5 * noise_of(9, 0, count * pairs, count)
+    ends = torch.cat([spread + h * along, spread - h * along]).exp()
+    instances = torch.zeros(len(ends), dtype=torch.int64)
+    played = study.play(dict(zip(NAMES, ends.unbind(1), strict=True)), instances, 2, distinct_runs=count * pairs)
+    up, down = study.objective(played.parts).view(2, count, pairs).unbind(0)
+    difference = (up - down) / (2 * h)
+    error = ((found.var(1) + difference.var(1)) / pairs).sqrt()
+    assert ((found.mean(1) - difference.mean(1)).abs() < 2.58 * error).all()
+    assert (found.mean(1).abs() > 2.58 * error).any(), "something must be seen, or a gradient of zero would do"
+
+
+def test_new_noise_in_every_window_has_the_same_mean() -> None:
+    """PES: its objective has new noise in every window, which differences would have to play too; it must agree with ES."""
+    study, points = Study(environment, 1, 50, weight=2.0), CENTRE.expand(1000, -1)
+    whole = Smoothed(sigma=0.5).differentiate(study, NAMES, points, 3)
+    found = Smoothed(sigma=0.5, window=10, redraw=True).differentiate(study, NAMES, points, 4)
+    error = ((found.derivatives.var(0) + whole.derivatives.var(0)) / len(points)).sqrt()
+    assert ((found.derivatives.mean(0) - whole.derivatives.mean(0)).abs() < 4 * error).all()
+    assert not torch.equal(found.played.parts, Smoothed(sigma=0.5).differentiate(study, NAMES, points, 4).played.parts)
 
 
 def test_a_pair_shares_its_random_numbers() -> None:
@@ -121,3 +123,6 @@ def test_bad_settings_get_a_sentence() -> None:
         estimate_gradient(study, POINT, estimator=Smoothed(sigma={"eta_scale": 0.1}))
     with pytest.raises(tc.InvalidInput, match="did you mean 'smoothed'"):
         estimate_gradient(study, POINT, estimator="smooth")
+    for redraw in (False, True):
+        with pytest.raises(tc.InvalidInput, match="control is given with a window of 5 episodes; .* window must be None"):
+            Smoothed(window=5, redraw=redraw, control=Through())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torchcmdp.learners.practical import PRACTICAL_SCALES, STUDY_COMMAND
 from torchcmdp.tuning import SCALES
 from train.__main__ import main
 from train.paper.presets import RIVALS_COMMAND, TUNED
-from train.tune import rivals
+from train.tune import compare, methods, rivals, variance
 from train.tune.evaluate import PAPER, evaluate, stage
 from train.tune.instances import MULTIPLIERS, make_instances
 from train.tune.study import BOX, START, Options
@@ -53,6 +54,68 @@ def test_horizons_and_threshold_print_their_tables(tmp_path: Path, capsys) -> No
     assert main(["tune", "threshold", "--horizon", "5", "--layered-horizon", "4", *small]) == 0
     out = capsys.readouterr().out
     assert out.count("empirical threshold") == 6 and out.count("| plain mean ") == 2 and "0.00%" in out
+
+
+def test_variance_and_sensitivity_write_table_figures_and_json(tmp_path: Path, capsys) -> None:
+    small = ["--widths", "1", "2", "1", "--actions", "2", "--constraints", "1", "--instances", "1", "--logdir", str(tmp_path)]
+    assert main(["tune", "variance", "--horizons", "10", "20", "--through", "10", "--samples", "4", *small, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["tables"]
+    counted = [(row["estimator"], row["episodes"]) for row in found["rows"]]
+    assert len(counted) == 8 and {name for name, episodes in counted if episodes == 20} == {"smoothed", "PES"}
+    assert all(0 < row["from"] <= row["variance of a sample"] * 1.5 and row["to"] > 0 for row in found["rows"])
+    assert {row["estimator"]: row["runs of a sample"] for row in found["rows"]}["smoothed with control"] == 7
+    assert main(["tune", "sensitivity", "--horizon", "6", "--pairs", "2", *small]) == 0
+    assert capsys.readouterr().out.count("| learning rate") == 5
+    for folder, name in (("tune-variance", "variance"), ("tune-sensitivity", "sensitivity")):
+        assert all((tmp_path / folder / f"{name}.{kind}").stat().st_size > 1000 for kind in ("png", "pdf"))
+
+
+def test_the_variance_is_that_within_instances() -> None:
+    samples = torch.randn(4000, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    samples = samples * torch.tensor([1.0, 2.0]) + torch.tensor([0.0, 50.0, 90.0])[:, None]
+    value, low, high = variance.variance(samples)
+    assert low < 5 < high and low < value < high and high - low < 1
+
+
+def test_compare_gives_every_method_the_same_budget_and_continues(tmp_path: Path, capsys) -> None:
+    size = ["--widths", "1", "2", "1", "--actions", "2", "--constraints", "1", "--instances", "1", "--horizon", "4"]
+    arguments = ["tune", "compare", *size, "--budget", "640", "--repetitions", "2", "--held-out", "2", "--logdir", str(tmp_path)]
+    assert main(arguments) == 0
+    out, folder = capsys.readouterr().out, tmp_path / "tune-compare"
+    assert {"report.md", "compare.csv", "compare.json", "compare.png", "compare.pdf"} <= {file.name for file in folder.iterdir()}
+    assert all(f"| {method} " in out for method in methods.METHODS) and "Smoothed gradients beat random search at" in out
+    kept = {file: file.stat().st_mtime_ns for file in (folder / "stages").iterdir()}
+    assert len(kept) == 10 and main(arguments) == 0 and capsys.readouterr().out == out
+    assert kept == {file: file.stat().st_mtime_ns for file in (folder / "stages").iterdir()}
+
+
+def test_every_method_stays_in_the_box_and_in_its_budget() -> None:
+    study = make_instances((1, 2, 1), 2, 1, [0], 4).study(4, 3.0, 0.01)
+    given = methods.Search(study, BOX, methods.start_of(BOX, 1), 640, 1)
+    for name, search in methods.METHODS.items():
+        trail = search(given)
+        spent = [x for x, _ in trail]
+        assert spent == sorted(set(spent)) and 0.9 * 640 <= spent[-1] <= 640, name
+        inside = [low * (1 - 1e-9) <= point[key] <= high * (1 + 1e-9) for _, point in trail for key, (low, high) in BOX.items()]
+        assert all(inside), name
+    assert methods.METHODS["random search"](given)[:8] == methods.METHODS["smoothed gradient"](given)[:8]
+
+
+def test_the_goal_is_met_only_if_both_intervals_exclude_zero_at_every_large_budget() -> None:
+    noise = 0.01 * torch.randn(5, 10, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = {"smoothed gradient": noise - 1, "random search": torch.zeros_like(noise)}
+    assert compare.finding(compare.Options(), values)[0]
+    values["smoothed gradient"][:, 0] += 2  # a tenth: too small a budget to count
+    assert compare.finding(compare.Options(), values)[0]
+    values["smoothed gradient"][:, 4, :4] += 3  # worse on half of the instances, in all repetitions alike
+    met, words = compare.finding(compare.Options(), values)
+    assert not met and "at 7 of the 8 budgets" in words
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(["tune", "compare", "--logdir", str(tmp_path)]) == 2
+    assert "optuna is not installed; the comparison needs it: pip install 'torchcmdp[tune]'." in capsys.readouterr().err
 
 
 def test_the_practical_constants_name_the_study_that_found_them() -> None:
@@ -159,6 +222,10 @@ def test_a_stage_is_played_again_only_for_other_settings(tmp_path: Path) -> None
         (["horizons", "--weight", "0.1"], "the largest multiplier of the instances"),
         (["--seed", "999"], "training seeds must stay below 1000"),
         (["horizons", "--instances", "1"], "needs at least 2"),
+        (["variance", "--horizons", "15"], "--horizons has 15; PES needs a multiple of 10"),
+        (["variance", "--samples", "3"], "needs at least 4"),
+        (["sensitivity", "--pairs", "1"], "needs at least 2"),
+        (["compare", "--budget", "1000"], "a tenth of it must pay for one step of every method"),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_code_2(arguments, words, capsys, tmp_path, monkeypatch) -> None:

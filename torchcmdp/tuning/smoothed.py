@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, check_kind, positive, switch, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, positive, switch, whole_number
 from torchcmdp.tuning.estimators import Estimator, Samples, Through, Tick
 from torchcmdp.tuning.study import Study, named
 from torchcmdp.tuning.unroll import Played, Unroll
@@ -31,7 +31,8 @@ class Smoothed(Estimator):
             whole run this is NRES (Li et al. 2023).
         redraw: Whether every window has new noise: PES (Vicol et al. 2021), whose noise adds up over the windows of a run.
         control: An estimator through the learner whose derivatives along the same random numbers are used as control variates,
-            with a coefficient that is estimated on the other half of the pairs; kept where it lowers the variance.
+            with a coefficient that is estimated on the other half of the pairs; kept where it lowers the variance. For whole
+            runs: with a window, and so with PES, it is refused.
     """
 
     sigma: float | Mapping[str, float] = 0.3
@@ -43,6 +44,11 @@ class Smoothed(Estimator):
         switch("redraw", self.redraw)
         if self.control is not None:
             check_kind("control", self.control, Through, "a Through, such as Through(), or None")
+            if self.window is not None:
+                raise InvalidInput(
+                    f"control is given with a window of {brief(self.window)} episodes; what a control explains is the noise of "
+                    "whole runs, so that window must be None."
+                )
         if self.window is not None:
             whole_number("window", self.window, least=1)
         for value in self.sigma.values() if isinstance(self.sigma, Mapping) else [self.sigma]:

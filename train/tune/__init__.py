@@ -1,4 +1,4 @@
-"""`python -m train tune [study|rivals|horizons|threshold]`: constants for WC-OPS by gradient, and an empirical threshold."""
+"""`python -m train tune [study|compare|variance|...]`: constants by gradient, and what gradients are worth."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ STUDIES = {
     "study": Command(
         f"{__package__}.study", "find constants by gradient, and compare them on instances never seen (what `tune` alone does)"
     ),
+    "compare": Command(f"{__package__}.compare", "gradients, random search, TPE and CMA-ES at equal run-episodes, held out"),
+    "variance": Command(f"{__package__}.variance", "the variance of every gradient estimator against the horizon"),
+    "sensitivity": Command(f"{__package__}.sensitivity", "regret and violation against each constant, with gradients as tangents"),
     "rivals": Command(
         f"{__package__}.rivals", "constants for the rivals by a grid, on the same instances and by the same objective"
     ),

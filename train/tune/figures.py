@@ -11,34 +11,59 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import GREY, PALETTE, blank, cross, name_ends, name_points, tidy, zero_line
+from torchcmdp.plotting import GREY, PALETTE, SMALL, blank, cross, name_ends, name_points, thousands, tidy, zero_line
 
 PARTS = ("regret", "positive violation")
 
 
-def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]]) -> Figure:
-    """One panel a scale: both parts of the objective an episode, and at every point its gradient as a tangent."""
-    figure = blank(3.9 * len(curves), 3.5)
+# What the constants are called where people speak of them.
+KNOWN_AS = {
+    "eta_scale": "learning rate",
+    "gamma_scale": "implicit exploration",
+    "bonus_scale": "cost bonus",
+    "radius_scale": "transition radius",
+    "threshold_scale": "violation threshold",
+}
+COLUMNS = 3
+
+
+def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]], note: str) -> Figure:
+    """One panel a scale: both parts of the objective an episode with their bands, and gradients as tangents with theirs."""
+    rows = -(-len(curves) // COLUMNS)
+    figure = blank(3.6 * COLUMNS, 3.1 * rows)
     spread = {name: float(np.ptp(np.asarray(curve["value"], dtype=float)[:, 1])) for name, curve in curves.items()}
     first: Axes | None = None
     for j, (name, curve) in enumerate(curves.items()):
-        axes = figure.add_subplot(1, len(curves), j + 1, sharey=first)
+        axes = figure.add_subplot(rows, COLUMNS, j + 1, sharey=first)
         first = first or axes
-        x, ends = np.asarray(curve["scale"], dtype=float), []
-        for part, (label, colour) in enumerate(zip(PARTS, PALETTE, strict=False)):
-            y, slope = (np.asarray(curve[key], dtype=float)[:, part] for key in ("value", "slope"))
-            axes.plot(x, y, "o-", color=colour, markersize=3, linewidth=1, alpha=0.6)
-            reach = np.log(x[1] / x[0]) / 3
-            for a, b, s in zip(x, y, slope, strict=True):
-                axes.plot(a * np.exp([-reach, reach]), [b - s * reach, b + s * reach], color=colour, linewidth=2.2)
-            ends.append((float(x[-1]), float(y[-1]), label, colour))
+        ends = [_with_tangents(axes, curve, part, colour) for part, colour in zip((0, 1), PALETTE, strict=False)]
         axes.set_xscale("log")
+        axes.minorticks_off()
         zero_line(axes)
-        if j + 1 == len(curves):
-            name_ends(axes, ends)
+        last = j + 1 == len(curves)
+        if last:
+            name_ends(axes, [(*end, label, colour) for end, label, colour in zip(ends, PARTS, PALETTE, strict=False)])
         moves = f"violation moves by {spread[name]:.2g}" + (", the most" if name == max(spread, key=lambda n: spread[n]) else "")
-        tidy(axes, f"{name.replace('_', ' ')} (multiple of the paper's)", "" if j else "an episode (reward, cost)", moves)
+        unit = "" if j % COLUMNS else "an episode (reward, cost)"
+        tidy(axes, f"{KNOWN_AS.get(name, name)}\n(multiple of the paper's)", unit, moves)
+    figure.supxlabel(note, fontsize=SMALL, color=GREY)
     return figure
+
+
+def _with_tangents(axes: Axes, curve: Mapping[str, Sequence[Any]], part: int, colour: str) -> tuple[float, float]:
+    """A curve in its band, and at every point a tangent in its wedge; returns where it ends."""
+    x = np.asarray(curve["scale"], dtype=float)
+    keys = ("value", "value_half", "slope", "slope_half")
+    y, band, slope, wedge = (np.asarray(curve[key], dtype=float)[:, part] for key in keys)
+    axes.fill_between(x, y - band, y + band, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(x, y, "o-", color=colour, markersize=3, linewidth=1, alpha=0.7)
+    move = np.array([-1.0, 0.0, 1.0]) * np.log(x[1] / x[0]) / 3
+    for a, b, s, w in zip(x, y, slope, wedge, strict=True):
+        axes.fill_between(
+            a * np.exp(move), b + s * move - w * abs(move), b + s * move + w * abs(move), color=colour, alpha=0.35, linewidth=0
+        )
+        axes.plot(a * np.exp(move), b + s * move, color=colour, linewidth=2.2)
+    return float(x[-1]), float(y[-1])
 
 
 def front_figure(points: Mapping[str, Mapping[str, Sequence[float]]], horizon: int) -> Figure:
@@ -64,6 +89,43 @@ def front_figure(points: Mapping[str, Mapping[str, Sequence[float]]], horizon: i
     note = f"unseen instances, {horizon:,} episodes, 95% intervals; weights of the violation in the objective"
     title = f"Least positive violation on unseen instances: {safest}"
     tidy(axes, "positive violation an episode (cost)", "regret an episode (reward)", title, note)
+    return figure
+
+
+def budget_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], title: str) -> Figure:
+    """What each method would hand out, judged on held-out instances, against the run-episodes that it has played; 95% bands."""
+    figure = blank(7.4, 4.4)
+    axes = figure.add_subplot(1, 1, 1)
+    ends = []
+    for (name, points), colour in zip(curves.items(), PALETTE, strict=False):
+        x, y, half = np.asarray(points, dtype=float).T
+        axes.plot(x, y, "o-", color=colour, markersize=3, linewidth=1.6)
+        axes.fill_between(x, y - half, y + half, color=colour, alpha=0.12, linewidth=0)
+        ends.append((float(x[-1]), float(y[-1]), name, colour))
+    thousands(axes.xaxis)
+    name_ends(axes, ends)
+    note = "mean over repetitions, bands: 95% intervals over them; in both parts of the objective less is better"
+    tidy(axes, "run-episodes played", "objective on held-out instances, an episode", title, note)
+    return figure
+
+
+def variance_figure(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """The variance of a sample of each estimator against the horizon, with intervals, on logarithmic axes."""
+    figure = blank(7.4, 4.6)
+    axes = figure.add_subplot(1, 1, 1)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ends = []
+    for name, colour in zip(dict.fromkeys(row["estimator"] for row in rows), PALETTE, strict=False):
+        own = [[float(row[key]) for key in ("horizon", "variance", "low", "high")] for row in rows if row["estimator"] == name]
+        x, y, low, high = np.asarray(own).T
+        axes.plot(x, y, "o-", color=colour, markersize=3.5, linewidth=1.6)
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        ends.append((float(x[-1]), float(y[-1]), name, colour))
+    axes.minorticks_off()
+    name_ends(axes, ends)
+    note = "95% bootstrap intervals; derivatives through the learner are played for shorter horizons only"
+    tidy(axes, "episodes of a run", "variance of one sample of the gradient", title, note)
     return figure
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,13 +12,14 @@ import torch
 
 import torchcmdp as tc
 from torchcmdp import plotting
-from torchcmdp.tuning import SCALES, Descent, Study, forward_derivative, optimise, random_search
+from torchcmdp.tuning import SCALES, Descent, Study, optimise, random_search
 
 from .. import program
 from ..program import Count, Positive, spelled, table, with_interval
 from .evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
 from .figures import front_figure, sensitivity_figure
 from .instances import HELD_OUT, Instances, make_instances
+from .sensitivity import note, sensitivity
 
 # Where the descent begins: the paper's steps, and a fraction of its widths and threshold. At the paper's own no gradient comes from
 # them: optimistic costs are cut off at -1, intervals hold every kernel, and the threshold is out of reach.
@@ -32,8 +32,7 @@ BOX = {
     "radius_scale": (1e-3, 1.0),
     "threshold_scale": (1e-5, 1e-2),
 }
-FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the sensitivities, around what was tuned
-SENSITIVITY_RUNS = 4  # of each instance at each of these points
+PAIRS = 4  # of runs, of each instance at each point of the sensitivities
 
 
 @dataclass
@@ -142,9 +141,11 @@ class Work:
         methods = {"paper": PAPER, "tuned": found.scales, "random search": searched["best"]}
         horizons = (o.horizon, 10 * o.horizon)
         judged = {str(T): self.stage(f"held_out_{T}", methods, lambda T=T: self.judge(methods, T)) for T in horizons}
-        sensitivity = self.stage("sensitivity", {**found.scales, "runs": SENSITIVITY_RUNS}, lambda: self.sensitivity(found.scales))
+        curves = self.stage(
+            "sensitivity", {**found.scales, "pairs": PAIRS}, lambda: sensitivity(self.study, found.scales, PAIRS, o.seed)
+        )
         front = self.front(found.scales, descent, judged[str(o.horizon)])
-        plotting.save(self.folder / "sensitivity.png", sensitivity_figure(sensitivity))
+        plotting.save(self.folder / "sensitivity.png", sensitivity_figure(curves, note(self.study, PAIRS)))
         plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
         command = "python -m train tune" + "".join(f" {part}" for part in self.changed())
         study = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": vars(descent), **methods}
@@ -175,28 +176,6 @@ class Work:
         """Every method on the held-out instances."""
         o = self.options
         return evaluate(self.held_out(horizon), methods, horizon, o.weight, o.delta, o.seed)
-
-    def sensitivity(self, scales: Mapping[str, float]) -> dict[str, dict[str, list[Any]]]:
-        """Regret and positive violation an episode around the point, with their slopes in the logarithm, for each scale."""
-        names, n = tuple(scales), self.study.instances * SENSITIVITY_RUNS
-        point = torch.tensor([scales[name] for name in names], dtype=torch.float64).log()
-        moves = [(j, math.log(factor)) for j in range(len(names)) for factor in FACTORS]
-        directions = torch.eye(len(names), dtype=torch.float64)[[j for j, _ in moves]]
-        points = point + directions * torch.tensor([move for _, move in moves], dtype=torch.float64).unsqueeze(-1)
-        spread = [x.repeat_interleave(n, dim=0) for x in (points, directions)]
-        which = torch.arange(n).repeat(len(moves)) % self.study.instances
-        with program.bar(None, "sensitivity", total=self.study.horizon, unit="ep") as shown:
-            options: dict[str, Any] = {"feedback": "mixed", "memory": 0.98, "tick": shown.update}
-            found = forward_derivative(self.study, names, *spread, which, self.options.seed, **options)
-        values = (found.played.parts / self.study.horizon).view(len(moves), n, 2).mean(1)
-        slopes = (found.pathwise / self.study.horizon).clamp(-1, 1).view(len(moves), n, 2).mean(1)
-        curves: dict[str, dict[str, list[Any]]] = {}
-        for row, (j, move) in enumerate(moves):
-            curve = curves.setdefault(names[j], {"scale": [], "value": [], "slope": []})
-            curve["scale"].append(scales[names[j]] * math.exp(move))
-            curve["value"].append(values[row].tolist())
-            curve["slope"].append(slopes[row].tolist())
-        return curves
 
     def front(self, tuned: Mapping[str, float], descent: Descent, judged: Results) -> dict[str, dict[str, list[float]]]:
         """Held-out regret and positive violation at the training horizon: of all methods, and tuned for each further weight."""

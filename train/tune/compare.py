@@ -1,0 +1,169 @@
+"""A declared comparison of ways to find constants, at equal run-episodes: on held-out instances, with paired intervals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchcmdp as tc
+from torchcmdp.metrics import mean_and_interval
+
+from .. import program
+from ..program import Count, Positive, begin, plus_minus, table, write_table
+from .evaluate import stage
+from .figures import budget_figure
+from .instances import HELD_OUT, Instances, make_instances
+from .methods import METHODS, Search, package, start_of
+from .study import BOX
+
+OURS, RIVAL = "smoothed gradient", "random search"
+SHARES = tuple(j / 10 for j in range(1, 11))  # of the budget, at which what each method would hand out is judged
+ABOVE = 0.2  # the goal is about budgets above this share of the whole
+
+
+@dataclass
+class Options:
+    """Compare five ways to find the constants of WC-OPS, at equal run-episodes.
+
+    The smoothed gradient with Adam, the mixed gradient with Adam, random search, TPE (optuna) and CMA-ES (cmaes; both in the extra
+    [tune]). In every repetition all of them begin at the same random point of the box, on the same training instances, which are
+    others in every repetition; the gradients spend the first fifth of their budget on random draws, and descend from the best.
+    What each would hand out after every tenth of the budget is played once on every held-out instance, with the same random
+    numbers for all. The goal: the smoothed gradient is better than random search, with 95% intervals over repetitions and over
+    held-out instances that both exclude zero, at every budget above a fifth. The report says whether.
+
+    Examples:
+      python -m train tune compare
+      python -m train tune compare --quick
+    """
+
+    horizon: Count = 300  # Episodes of a run.
+    budget: Count = 240_000  # Run-episodes of each method in each repetition.
+    repetitions: Count = 10  # Each with training instances, a start and random numbers of its own.
+    instances: Count = 4  # Seeds of the training instances of a repetition, each with stochastic and with changing costs.
+    held_out: Count = 16  # Seeds of the instances that are judged on, each with stochastic and with changing costs.
+    weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
+    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
+    actions: Count = 3  # Actions in each state.
+    constraints: Count = 2  # Safety constraints.
+    delta: float = 0.01  # Failure probability of the confidence sets.
+    seed: int = 0  # Of the first training instance and of all random numbers.
+    name: str = "tune-compare"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+    quick: bool = False
+    """A minute's version, into LOGDIR/NAME-quick: short horizon, small budget, two repetitions."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play and judge all methods; returns the exit code."""
+    options, folder = begin(Options, arguments, "tune compare")
+    if options.quick:
+        small: dict[str, Any] = {"horizon": 20, "budget": 6400, "repetitions": 2, "instances": 2, "held_out": 2}
+        options, folder = replace(options, **small), folder.with_name(f"{folder.name}-quick")
+    check(options)
+    cases = [(method, r) for r in range(options.repetitions) for method in METHODS]
+    judged = {case: repetition(options, folder, *case) for case in program.bar(cases, "compare")}
+    everyone = range(options.repetitions)
+    values = {method: torch.tensor([judged[method, r] for r in everyone], dtype=torch.float64) for method in METHODS}
+    text, rows = report(options, values)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(folder / "compare.csv", rows)
+    (folder / "compare.json").write_text(json.dumps({"options": vars(options), "box": BOX, "rows": rows}, indent=2) + "\n")
+    figure = budget_figure({m: curve(x, options) for m, x in values.items()}, finding(options, values)[1])
+    where = f"Written to {folder}: report.md, compare.csv, compare.json, compare.png, compare.pdf"
+    program.publish(folder / "report.md", text, where, {"compare": figure})
+    return 0
+
+
+def check(options: Options) -> None:
+    """Refuse what would be found out only after hours."""
+    tc.Layout(options.widths, options.actions)
+    if min(options.repetitions, options.held_out) < 2:
+        raise tc.InvalidInput("--repetitions and --held-out must both be at least 2, or there is no interval.")
+    if options.seed + options.repetitions * options.instances > HELD_OUT:
+        raise tc.InvalidInput(f"--seed is {options.seed}; training seeds must stay below {HELD_OUT}, where the unseen ones begin.")
+    dearest = max(8, len(BOX)) * 2 * options.instances * options.horizon / SHARES[0]  # a generation of CMA-ES, a step of the mixed
+    if options.budget < dearest:
+        raise tc.InvalidInput(f"--budget is {options.budget}; a tenth of it must pay for one step of every method: {dearest:g}.")
+    for name in ("optuna", "cmaes"):
+        package(name)
+    made(options, range(options.seed, options.seed + options.instances)).check_weight(options.weight)
+
+
+def made(options: Options, seeds: Sequence[int]) -> Instances:
+    """The instances of these seeds."""
+    return make_instances(options.widths, options.actions, options.constraints, seeds, options.horizon)
+
+
+def repetition(options: Options, folder: Any, method: str, number: int) -> list[list[float]]:
+    """The objective of what a method hands out at each share of the budget, on each held-out instance, `(shares x instances)`."""
+    config = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick", "repetitions")}
+
+    def play() -> list[list[float]]:
+        first, seed = options.seed + number * options.instances, 7919 * (options.seed + 1) + number
+        study = made(options, range(first, first + options.instances)).study(options.horizon, options.weight, options.delta)
+        trail = METHODS[method](Search(study, BOX, start_of(BOX, seed), options.budget, seed))
+        points = [max((x for x in trail if x[0] <= share * options.budget + 0.5), key=lambda x: x[0])[1] for share in SHARES]
+        return judge(options, points)
+
+    return list(stage(folder, f"{method.replace(' ', '_')}_{number}", {**config, "box": BOX, "shares": SHARES}, play))
+
+
+def judge(options: Options, points: Sequence[Mapping[str, float]]) -> list[list[float]]:
+    """The objective of each point on every held-out instance: one run, with the same random numbers for all."""
+    unseen = made(options, range(HELD_OUT, HELD_OUT + options.held_out)).study(options.horizon, options.weight, options.delta)
+    n = unseen.instances
+    scales = {name: torch.tensor([p[name] for p in points], dtype=torch.float64).repeat_interleave(n) for name in BOX}
+    played = unseen.play(scales, torch.arange(n).repeat(len(points)), HELD_OUT + options.seed, distinct_runs=n)
+    found: list[list[float]] = unseen.objective(played.parts).view(len(points), n).tolist()
+    return found
+
+
+def difference(values: Mapping[str, Tensor], method: str, share: int) -> tuple[tuple[float, float], float]:
+    """Method less random search: mean and half-width over repetitions, and the half-width over the seeds of instances."""
+    apart = (values[method] - values[RIVAL])[:, share]  # (repetitions x instances)
+    seeds = apart.view(len(apart), -1, 2).mean(-1)  # the two instances of a seed share transitions and rewards: they count as one
+    (mean, half), (_, other) = (mean_and_interval(x) for x in (apart.mean(1), seeds.mean(0)))
+    return (float(mean), float(half)), float(other)
+
+
+def finding(options: Options, values: Mapping[str, Tensor]) -> tuple[bool, str]:
+    """Whether the goal is met, and a sentence."""
+    late = [j for j, share in enumerate(SHARES) if share > ABOVE + 1e-9]
+    found = [difference(values, OURS, j) for j in late]
+    met = [mean + max(half, other) < 0 for (mean, half), other in found]
+    if all(met):
+        return True, f"Smoothed gradients beat random search at every budget above {ABOVE:.0%} of {options.budget:,} run-episodes"
+    return False, f"Smoothed gradients beat random search at {sum(met)} of the {len(met)} budgets above a fifth: the goal is missed"
+
+
+def curve(values: Tensor, options: Options) -> list[tuple[float, float, float]]:
+    """Budget, mean over repetitions and held-out instances, and its half-width over repetitions, at every share."""
+    mean, half = mean_and_interval(values.mean(-1))
+    return [(s * options.budget, float(m), float(h)) for s, m, h in zip(SHARES, mean, half, strict=True)]
+
+
+def report(options: Options, values: Mapping[str, Tensor]) -> tuple[str, list[dict[str, Any]]]:
+    """What a person reads, and a row for every method and budget."""
+    rows, cells = [], []
+    for method, found in values.items():
+        for j, (spent, mean, half) in enumerate(curve(found, options)):
+            (apart, over_repetitions), over_instances = difference(values, method, j)
+            numbers = [spent, mean, half, apart, over_repetitions, over_instances]
+            keys = ("run_episodes", "objective", "half_width", "less_random", "over_repetitions", "over_instances")
+            rows.append({"method": method, **dict(zip(keys, numbers, strict=True))})
+            if j in (1, 2, 4, 6, 9):
+                apart_cells = (
+                    ["-"] * 2 if method == RIVAL else [plus_minus(apart, x, ",.3f") for x in (over_repetitions, over_instances)]
+                )
+                cells.append([method, f"{spent:,.0f}", plus_minus(mean, half, ",.3f"), *apart_cells])
+    header = ["method", "run-episodes", "objective", "less random search (over repetitions)", "(over instances)"]
+    words = (
+        f"{options.repetitions} repetitions, {2 * options.held_out} held-out instances, {options.horizon} episodes, 95% intervals"
+    )
+    return f"{finding(options, values)[1]}.\n\n{words}.\n\n{table(header, cells, 'comparison')}", rows

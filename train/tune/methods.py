@@ -1,0 +1,168 @@
+"""Ways to look for constants, each with the same number of run-episodes: two gradients, random search, TPE and CMA-ES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchcmdp as tc
+from torchcmdp.tuning import Descent, Estimator, Smoothed, Study, Through, optimise
+from torchcmdp.tuning.optimise import log_box
+
+Box = Mapping[str, tuple[float, float]]
+# After each step: how many run-episodes were played so far, and which scales the method would hand out if it ended there.
+Trail = list[tuple[int, dict[str, float]]]
+
+# Declared before the comparison was played. The smoothed gradient's spread and step, and that descents begin at the best of random
+# draws, come from trials on instances of other seeds (500 to 531, judged on 600 to 615). The mixed gradient has the same step; the
+# other methods have what their packages take by default.
+SMOOTHED, SMOOTHED_RATE, SMOOTHED_REPEATS = Smoothed(sigma=0.7), 0.2, 1
+MIXED, MIXED_RATE = Through(), 0.2
+# Of the budget, spent on random draws of which a descent begins at the best: the box spans three decades in every scale, of which
+# large parts are flat, and a gradient there shows no way out.
+SCREEN = 0.2
+SPREAD = 0.25  # of CMA-ES at its beginning, as a share of the box in every logarithm
+
+
+@dataclass(frozen=True)
+class Search:
+    """What every method is given: the study, the box, where to begin, how much to play, and a seed.
+
+    Attributes:
+        study, box, start: What to tune, within which ends, from where, as in `optimise`.
+        budget: Run-episodes.
+        seed: Of all random numbers.
+    """
+
+    study: Study
+    box: Box
+    start: dict[str, float]
+    budget: int
+    seed: int
+
+    @property
+    def price(self) -> int:
+        """Run-episodes of one candidate: a run of every instance."""
+        return self.study.instances * self.study.horizon
+
+    def judge(self, point: Tensor) -> float:
+        """The objective at a point, `(P,)` in logarithms: the same random numbers for every candidate."""
+        played = self.study.play(self.named(point), torch.arange(self.study.instances), self.seed)
+        return float(self.study.objective(played.parts).mean())
+
+    def named(self, point: Tensor) -> dict[str, float]:
+        """By name the scales at a point, `(P,)` in logarithms."""
+        return dict(zip(self.box, point.exp().tolist(), strict=True))
+
+    @property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Of the box in logarithms, `(P,)` each."""
+        return log_box(self.box, tuple(self.box))
+
+
+def start_of(box: Box, seed: int) -> dict[str, float]:
+    """A point drawn uniformly in the logarithms: where every method begins in the repetition of this seed."""
+    low, high = log_box(box, tuple(box))
+    draw = torch.rand(len(box), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return dict(zip(box, (low + draw * (high - low)).exp().tolist(), strict=True))
+
+
+def descent(estimator: Estimator, rate: float, repeats: int) -> Callable[[Search], Trail]:
+    """Adam on an estimator's gradients, from the best of random draws; hands out the mean of the last half of its points."""
+
+    def search(given: Search) -> Trail:
+        screened = best_of(random_draws)(replace(given, budget=int(SCREEN * given.budget)))
+        spent, start = screened[-1]
+        price = estimator.runs(given.study, len(given.box), repeats) * given.study.horizon
+        how = Descent((given.budget - spent) // price, rate, patience=0, repeats=repeats, estimator=estimator, seed=given.seed)
+        found = optimise(given.study, start, how, box=given.box, progress=False)
+        points = torch.tensor([[row[f"Scales/{name}"] for name in given.box] for row in found.history], dtype=torch.float64).log()
+        moved = [(spent + price * n, given.named(points[n // 2 : n].mean(0))) for n in range(1, len(points) + 1)]
+        return screened + moved
+
+    return search
+
+
+def best_of(draw: Callable[[Search], tuple[Callable[[], Tensor], Callable[[Tensor, float], Any]]]) -> Callable[[Search], Trail]:
+    """Candidates one after the other, each judged by a run of every instance; hands out the best so far, by these runs."""
+
+    def search(given: Search) -> Trail:
+        ask, tell = draw(given)
+        trail: Trail = []
+        best = float("inf")
+        for n in range(1, given.budget // given.price + 1):
+            point = torch.tensor(list(given.start.values()), dtype=torch.float64).log() if n == 1 else ask()
+            value = given.judge(point)
+            tell(point, value)
+            trail.append((n * given.price, given.named(point) if value < best else trail[-1][1]))
+            best = min(best, value)
+        return trail
+
+    return search
+
+
+def random_draws(given: Search) -> tuple[Callable[[], Tensor], Callable[[Tensor, float], Any]]:
+    """Uniform in the logarithms."""
+    (low, high), generator = given.ends, torch.Generator().manual_seed(given.seed)
+    draw = lambda: low + torch.rand(len(low), generator=generator, dtype=torch.float64) * (high - low)  # noqa: E731
+    return draw, lambda point, value: None
+
+
+def tpe_draws(given: Search) -> tuple[Callable[[], Tensor], Callable[[Tensor, float], Any]]:
+    """Optuna's tree-structured Parzen estimator with its defaults."""
+    optuna = package("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    uniform = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in given.box.items()}
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=given.seed))
+    asked: list[Any] = []
+
+    def ask() -> Tensor:
+        asked.append(study.ask(uniform))
+        return torch.tensor([asked[-1].params[name] for name in given.box], dtype=torch.float64).log()
+
+    def tell(point: Tensor, value: float) -> None:
+        if asked:
+            study.tell(asked.pop(), value)
+        else:  # the start, which it did not ask for
+            study.add_trial(optuna.trial.create_trial(params=given.start, distributions=uniform, value=value))
+
+    return ask, tell
+
+
+def cma_es(given: Search) -> Trail:
+    """CMA-ES with its defaults, in logarithms of which the box is a cube; hands out the mean of its distribution."""
+    numpy, kind = package("numpy"), package("cmaes").CMA
+    low, high = given.ends
+    begin = ((torch.tensor(list(given.start.values()), dtype=torch.float64).log() - low) / (high - low)).numpy()
+    bounds = numpy.array([[0.0, 1.0]] * len(low))
+    state = kind(mean=begin, sigma=SPREAD, bounds=bounds, seed=given.seed)
+    trail: Trail = []
+    while (len(trail) + 1) * state.population_size * given.price <= given.budget:
+        asked = [state.ask() for _ in range(state.population_size)]
+        state.tell([(x, given.judge(low + torch.from_numpy(x) * (high - low))) for x in asked])
+        mean = torch.from_numpy(state.mean.clip(0, 1))
+        trail.append(((len(trail) + 1) * state.population_size * given.price, given.named(low + mean * (high - low))))
+    return trail
+
+
+def package(name: str) -> Any:
+    """A package of the extra [tune]; a sentence where it is not there."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise tc.InvalidInput(f"{name} is not installed; the comparison needs it: pip install 'torchcmdp[tune]'.") from error
+
+
+METHODS: Mapping[str, Callable[[Search], Trail]] = {
+    "smoothed gradient": descent(SMOOTHED, SMOOTHED_RATE, SMOOTHED_REPEATS),
+    "random search": best_of(random_draws),
+    "TPE": best_of(tpe_draws),
+    "CMA-ES": cma_es,
+    "mixed gradient": descent(MIXED, MIXED_RATE, 1),
+}

@@ -1,0 +1,126 @@
+"""How regret and violation depend on each constant: curves with bands, and smoothed gradients as tangents with theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchcmdp as tc
+from torchcmdp.learners.practical import PRACTICAL_SCALES
+from torchcmdp.tuning import Smoothed, Study
+from torchcmdp.tuning.smoothed import Pairs
+
+from .. import program
+from ..program import Count, Positive, begin, plus_minus, table
+from .evaluate import stage
+from .figures import KNOWN_AS, PARTS, sensitivity_figure
+from .instances import make_instances
+
+FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # around the point
+SIGMA = 0.3  # spread of the logarithm of a scale: what is drawn is the mean over it, and so are the tangents
+NORMAL = 1.96
+
+# By scale: where, both parts of the objective an episode with half-widths, and their slopes in the logarithm with theirs
+Curves = dict[str, dict[str, list[Any]]]
+
+
+@dataclass
+class Options:
+    """Draw how regret and positive violation of WC-OPS depend on each of its constants, around those that the study found.
+
+    Every point is a mean over pairs of runs with the same random numbers and scales on two sides of it; half of the differences
+    of a pair is the gradient, drawn as a tangent. Bands and wedges are 95% intervals over runs on the same instances. Into
+    LOGDIR/NAME go report.md, sensitivity.png and sensitivity.pdf. The same command repeats them.
+
+    Examples:
+      python -m train tune sensitivity
+      python -m train tune sensitivity --quick
+    """
+
+    horizon: Count = 1000  # Episodes of a run.
+    pairs: Count = 16  # Of runs, of each instance at each point.
+    instances: Count = 4  # Seeds of the instances, each with stochastic and with changing costs.
+    weight: Positive = 3.0  # Of the positive violation in the objective, which is drawn by itself.
+    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
+    actions: Count = 3  # Actions in each state.
+    constraints: Count = 2  # Safety constraints.
+    delta: float = 0.01  # Failure probability of the confidence sets.
+    seed: int = 0  # Of the first instance and of all random numbers.
+    name: str = "tune-sensitivity"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+    quick: bool = False  # A minute's version, into LOGDIR/NAME-quick: short runs, few of them.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play and draw; returns the exit code."""
+    options, folder = begin(Options, arguments, "tune sensitivity")
+    if options.quick:
+        small: dict[str, Any] = {"horizon": 30, "pairs": 3, "instances": 1}
+        options, folder = replace(options, **small), folder.with_name(f"{folder.name}-quick")
+    if options.pairs < 2:
+        raise tc.InvalidInput(f"--pairs is {options.pairs}; an interval needs at least 2.")
+    seeds = range(options.seed, options.seed + options.instances)
+    made = make_instances(options.widths, options.actions, options.constraints, seeds, options.horizon)
+    study = made.study(options.horizon, options.weight, options.delta)
+    config = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick")}
+    point = {"point": PRACTICAL_SCALES, "factors": FACTORS, "sigma": SIGMA}
+    curves = stage(
+        folder, "sensitivity", {**config, **point}, lambda: sensitivity(study, PRACTICAL_SCALES, options.pairs, options.seed)
+    )
+    where = f"Written to {folder}: report.md, sensitivity.png, sensitivity.pdf"
+    figure = sensitivity_figure(curves, note(study, options.pairs))
+    program.publish(folder / "report.md", report(curves), where, {"sensitivity": figure})
+    return 0
+
+
+def note(study: Study, pairs: int) -> str:
+    """What the figure is made of."""
+    return (
+        f"{study.horizon:,} episodes, {study.instances} instances, {pairs} pairs of runs of each; bands and wedges: 95% intervals"
+    )
+
+
+def sensitivity(study: Study, scales: Mapping[str, float], pairs: int, seed: int) -> Curves:
+    """Both parts of the objective an episode around the scales, and their slopes, each scale moved by itself."""
+    curves: Curves = {}
+    with program.bar(None, "sensitivity", total=len(scales) * study.horizon, unit="ep") as shown:
+        for name, value in scales.items():
+            rest = {other: scale for other, scale in scales.items() if other != name}
+            alone = replace(study, options={**study.options, **rest})
+            n = study.instances * pairs
+            places = torch.tensor([value * factor for factor in FACTORS], dtype=torch.float64)
+            around = Pairs(Smoothed(SIGMA), alone, (name,), len(FACTORS) * n, seed)
+            slopes = around.advance(places.log().repeat_interleave(n).unsqueeze(-1), shown.update).squeeze(1)
+            # both runs of a pair lie as far from the point: their mean is a sample of the smoothed objective there
+            values = around.played().parts.view(2, -1, 2).mean(0)
+            found = {"scale": places.tolist()}
+            for kind, numbers in (("value", values), ("slope", slopes)):
+                mean, half = _interval((numbers / study.horizon).view(len(FACTORS), pairs, study.instances, 2))
+                found |= {kind: mean.tolist(), f"{kind}_half": half.tolist()}
+            curves[name] = found
+    return curves
+
+
+def _interval(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and 95% half-width over pairs and instances of `(points x pairs x instances x 2)`; the instances are what they are."""
+    _, pairs, instances, _ = numbers.shape
+    return numbers.mean((1, 2)), NORMAL * (numbers.var(1).mean(1) / (pairs * instances)).sqrt()
+
+
+def report(curves: Curves) -> str:
+    """The numbers of the figure."""
+    rows = []
+    for name, curve in curves.items():
+        for j, scale in enumerate(curve["scale"]):
+            cells = [
+                plus_minus(curve[kind][j][part], curve[f"{kind}_half"][j][part], ",.3f")
+                for kind in ("value", "slope")
+                for part in (0, 1)
+            ]
+            rows.append([KNOWN_AS[name], f"{scale:.3g}", *cells])
+    header = ["constant", "multiple of the paper's", *PARTS, *(f"slope of {part}" for part in PARTS)]
+    return f"Per episode; slopes are in the logarithm of the constant.\n\n{table(header, rows, 'sensitivity')}"

@@ -1,0 +1,161 @@
+"""The variance of every gradient estimator against the horizon: which of them can be trusted in long runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchcmdp as tc
+from torchcmdp.tuning import ESTIMATORS, Estimator, Smoothed, Study, Through
+
+from .. import program
+from ..program import Count, begin, table, write_table
+from .evaluate import stage
+from .figures import variance_figure
+from .instances import make_instances
+from .study import START
+
+WINDOWS = 10  # of a run, in which PES draws new noise
+RESAMPLES = 500  # of the bootstrap behind the intervals
+# All at the point where the study's descent begins.
+NAMED = ("smoothed", "smoothed with control", "PES", "mixed", "pathwise", "sampled")
+
+
+@dataclass
+class Options:
+    """Measure the variance of every estimator of the gradient of the objective in the logarithms of the scales.
+
+    Of each instance many independent samples of the gradient are made; the variance is that between the samples of an instance,
+    summed over the parameters, in the mean over the instances, with a 95% bootstrap interval. Derivatives through the learner are
+    played in torch and so to --through episodes only. Into LOGDIR/NAME go report.md, variance.csv, variance.png and .pdf. Ctrl-C
+    stops, and the same command continues.
+
+    Examples:
+      python -m train tune variance
+      python -m train tune variance --quick
+    """
+
+    horizons: tuple[Count, ...] = (10, 30, 100, 300, 1000, 3000)  # Episodes of a run, each a study of its own.
+    through: Count = 1000  # The longest horizon for derivatives through the learner.
+    instances: Count = 2  # Seeds of the instances, each with stochastic and with changing costs.
+    samples: Count = 16  # Of the gradient, from each instance.
+    weight: float = 3.0  # Of the positive violation in the objective.
+    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
+    actions: Count = 3  # Actions in each state.
+    constraints: Count = 2  # Safety constraints.
+    delta: float = 0.01  # Failure probability of the confidence sets.
+    seed: int = 0  # Of the first instance and of all random numbers.
+    name: str = "tune-variance"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+    quick: bool = False  # A minute's version, into LOGDIR/NAME-quick: short horizons, few samples.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play all horizons; returns the exit code."""
+    options, folder = begin(Options, arguments, "tune variance")
+    if options.quick:
+        small: dict[str, Any] = {"horizons": (10, 20, 40), "instances": 1, "samples": 6}
+        options, folder = replace(options, **small), folder.with_name(f"{folder.name}-quick")
+    check(options)
+    config = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick", "horizons", "through")}
+    rows = []
+    for horizon, name in program.bar(cases(options), "variance"):
+        found = stage(folder, f"{name.replace(' ', '_')}_{horizon}", config, lambda T=horizon, n=name: measure(options, n, T))
+        rows.append({"estimator": name, "horizon": horizon, **found})
+    rows.sort(key=lambda row: (NAMED.index(row["estimator"]), row["horizon"]))
+    write_table(folder / "variance.csv", rows)
+    figure = variance_figure(rows, finding(rows))
+    where = f"Written to {folder}: report.md, variance.csv, variance.png, variance.pdf"
+    program.publish(folder / "report.md", report(options, rows), where, {"variance": figure})
+    return 0
+
+
+def check(options: Options) -> None:
+    """Refuse what would be found out only after minutes."""
+    tc.Layout(options.widths, options.actions)
+    if options.samples < 4:
+        raise tc.InvalidInput(f"--samples is {options.samples}; a variance with an interval needs at least 4.")
+    for horizon in options.horizons:
+        if horizon % WINDOWS:
+            raise tc.InvalidInput(f"--horizons has {horizon}; PES needs a multiple of {WINDOWS}, its windows.")
+
+
+def cases(options: Options) -> list[tuple[int, str]]:
+    """Horizon and estimator of everything that is measured."""
+    short = [(T, name) for T in options.horizons if options.through >= T for name in NAMED]
+    return short + [(T, name) for T in options.horizons if options.through < T for name in ("smoothed", "PES")]
+
+
+def estimator(name: str, horizon: int) -> Estimator:
+    """The estimator of this name for runs of so many episodes."""
+    own: Mapping[str, Estimator] = {
+        "smoothed with control": Smoothed(control=Through()),
+        "PES": Smoothed(window=horizon // WINDOWS, redraw=True),
+    }
+    return own[name] if name in own else ESTIMATORS[name]
+
+
+def measure(options: Options, name: str, horizon: int) -> dict[str, float]:
+    """The variance of a sample, with the ends of its interval, and how many runs a sample costs."""
+    seeds = range(options.seed, options.seed + options.instances)
+    made = make_instances(options.widths, options.actions, options.constraints, seeds, horizon)
+    study: Study = made.study(horizon, options.weight, options.delta)
+    how, point = estimator(name, horizon), torch.tensor(list(START.values()), dtype=torch.float64).log()
+    found = how.samples(study, tuple(START), point, options.samples, options.seed, None).derivatives
+    value, low, high = variance(found.view(options.samples, study.instances, -1))
+    return {"variance": value, "low": low, "high": high, "runs": how.runs(study, len(START), 1) / study.instances}
+
+
+def variance(samples: Tensor) -> tuple[float, float, float]:
+    """Between the samples of an instance, of `(n x instances x P)`: summed over P, meaned over instances; and its 95% interval."""
+    n, instances, _ = samples.shape
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(n, (RESAMPLES, n, instances), generator=generator)
+    resampled = torch.stack([_within(samples[rows, torch.arange(instances)]) for rows in drawn]) * n / (n - 1)
+    low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return float(_within(samples)), low, high
+
+
+def _within(samples: Tensor) -> Tensor:
+    return samples.var(0).sum(-1).mean()
+
+
+def growth(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """How many times larger the variance is at the longest horizon than at the shortest."""
+    own = [row["variance"] for row in rows if row["estimator"] == name]
+    return float(own[-1] / own[0])
+
+
+def finding(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the figure shows, in a sentence."""
+    last = {name: max(row["horizon"] for row in rows if row["estimator"] == name) for name in ("smoothed", "sampled")}
+    ours, theirs = (growth(rows, name) for name in ("smoothed", "sampled"))
+    return (
+        f"From {min(row['horizon'] for row in rows):,} episodes on the variance of the smoothed gradient becomes {factor(ours)} "
+        f"(to {last['smoothed']:,}), of the unbiased one through the learner {factor(theirs)} (to {last['sampled']:,})"
+    )
+
+
+def factor(value: float) -> str:
+    """A factor in words."""
+    return f"{value:,.2g} times as large" if value < 1e4 else f"10^{torch.tensor(value).log10():.0f} times as large"
+
+
+def report(options: Options, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a person reads."""
+    cells = [
+        [row["estimator"], f"{row['horizon']:,}", f"{row['variance']:.3g}", f"{row['low']:.3g}", f"{row['high']:.3g}"]
+        + [f"{row['runs']:g}", f"{row['runs'] * row['variance']:.3g}"]
+        for row in rows
+    ]
+    header = ["estimator", "episodes", "variance of a sample", "from", "to", "runs of a sample", "variance times runs"]
+    words = (
+        f"{finding(rows)}.\n\n{options.samples} samples of each of {2 * options.instances} instances, 95% bootstrap intervals; "
+        f"the gradient is that of (regret + {options.weight:g} x positive violation) / episodes in the logarithms of "
+        f"{len(START)} scales."
+    )
+    return f"{words}\n\n{table(header, cells, 'variance')}"
