@@ -192,9 +192,7 @@ def test_the_layer_takes_a_budget() -> None:
     tc.nn.SafeOccupancy(cmdp.layout, 2, transitions=cmdp.transitions, costs=both, budget=[20.0, -5.0])
     for unit in (1.0, 1e-6):  # each of them can be kept alone
         with pytest.raises(tc.InvalidInput, match="no policy keeps all 2 of the constraints at once"):
-            tc.nn.SafeOccupancy(
-                cmdp.layout, 2, transitions=cmdp.transitions, costs=both * unit, budget=[-3.5 * unit, -9.0 * unit]
-            )
+            tc.nn.SafeOccupancy(cmdp.layout, 2, transitions=cmdp.transitions, costs=both * unit, budget=[-3.5 * unit, -9.0 * unit])
     wished = torch.where(costs[0] > 0, 3.0, 0.0)  # costly actions are what the network would like
     found = layer(logits=wished)
     assert float((found.occupancy.sum(-1) * costs[0]).sum()) == pytest.approx(15.0, abs=1e-6) and float(found.multipliers) > 0

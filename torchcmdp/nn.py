@@ -113,7 +113,9 @@ class SafeOccupancy(nn.Module):
         if self.constraints > 1:
             # a constraint is scale free, and each is judged where its largest cost is one
             size = costs.abs().amax((-3, -2, -1), keepdim=True)
-            margin, _ = largest_margin(SafeSet(self.layout, transitions, transitions, costs.double() / torch.where(size > 0, size, 1)))
+            margin, _ = largest_margin(
+                SafeSet(self.layout, transitions, transitions, costs.double() / torch.where(size > 0, size, 1))
+            )
             if (margin < -JOINT_TOLERANCE * self.layout.layers).any():
                 raise InvalidInput(f"budget is {brief(budget)}; no policy keeps all {self.constraints} of the constraints at once.")
 
