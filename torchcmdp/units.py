@@ -107,7 +107,7 @@ class Units:
 
     def config(self) -> dict[str, Any]:
         """What defines them, ready for JSON."""
-        plain = {name: getattr(self, name).tolist() for name in ("reward_scale", "reward_offset", "cost_scale", "budget")}
+        plain = {name: getattr(self, name).tolist() for name in ("budget", "reward_scale", "reward_offset", "cost_scale")}
         return {**plain, "sense": list(self.sense), "ends": [fingerprint(self.reward_high), fingerprint(self.cost_low)]}
 
 
