@@ -98,8 +98,8 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
             if budget > high * L + slack if utility else budget < low * L - slack:
                 words = f"gets at most {high * L:g}" if utility else f"costs at least {low * L:g}"
                 raise InvalidInput(
-                    f"budget is {budget:g} for constraint {i}, which no policy keeps: with steps from {low:g} to {high:g} every one "
-                    f"{words}."
+                    f"budget is {budget:g} for constraint {i}, which no policy keeps: with steps from {low:g} to {high:g} "
+                    f"every one {words}."
                 )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
