@@ -108,8 +108,6 @@ class SafeOccupancy(nn.Module):
                 f"{float(self.budget[i] + excess[i]):.6g}."
             )
 
-    # the solver iterates on values, which no graph can hold
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         loss: Tensor | None = None,
