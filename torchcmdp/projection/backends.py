@@ -32,6 +32,8 @@ class Settings(NamedTuple):
 def solve(inputs: Sequence[Tensor], layout: Layout, settings: Settings) -> Any:
     """The fields of a flat `ProjectionResult`."""
     target, lower, upper, costs = (tensor.detach() for tensor in inputs)
+    if target.is_meta and settings.fixed_iterations is None:
+        return shapes(target, costs)
     if settings.backend == "compiled":
         outputs = _solve_compiled(target, lower, upper, costs, layout, settings)
     elif settings.backend == "cuda":
@@ -42,6 +44,13 @@ def solve(inputs: Sequence[Tensor], layout: Layout, settings: Settings) -> Any:
     if settings.fixed_iterations is None and (outputs[4] == INVALID).any():
         refuse([target_fault(target, layout), *faults(layout, lower, upper, costs)], certain=True)
     return outputs
+
+
+def shapes(target: Tensor, costs: Tensor) -> Any:
+    """The outputs of `solve` without their values."""
+    status, iterations, *rest = (target.new_empty(len(target), dtype=dtype) for dtype in (torch.int8, torch.int64, *[target.dtype] * 2))
+    duals = target.new_empty(target.shape[:3]), costs.new_empty(costs.shape[:2])
+    return torch.empty_like(target), torch.empty_like(target), *duals, status, *rest, iterations
 
 
 def pull(saved: Sequence[Tensor], grad: Tensor, layout: Layout, backend: str) -> tuple[Tensor, ...]:

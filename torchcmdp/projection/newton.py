@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
-from torchcmdp.projection import backends, implicit, operators
+from torchcmdp.projection import backends, implicit
 from torchcmdp.projection.backends import Settings
 from torchcmdp.projection.problem import DEFAULT_CAP, ProjectionResult, ProjectionSolver
 from torchcmdp.safe_set import SafeSet, flattened
@@ -68,8 +68,10 @@ class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
         """Project exp(objective) onto the safe set: ln reference - eta * loss, `(... x L x S x A x K)`."""
         batch = safe_set.batch_with("objective", objective.shape[:-4])
         settings = self.settings(objective.device)
-        if torch.compiler.is_compiling() or (objective.is_meta and self.fixed_iterations is None):
+        if torch.compiler.is_compiling():
             # a graph holds the solver as one operator, whose shapes are known without its values
+            from torchcmdp.projection import operators  # here, because it loads torch's compiler
+
             inputs = (flattened(objective, batch, 4), *safe_set.flat(batch))
             outputs = operators.project(inputs, safe_set.layout, settings)
         else:

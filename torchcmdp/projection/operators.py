@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from torchcmdp.errors import InvalidInput
 from torchcmdp.layout import Layout
 from torchcmdp.projection import backends, implicit
 from torchcmdp.projection.backends import Settings
@@ -41,17 +43,21 @@ def _project(
     target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor,
     layout: int, backend: str, cap: float, tolerance: float, most: int, fixed: int,
 ) -> Any:  # fmt: skip
+    _refuse_forward_mode()
     settings = Settings(backend, cap, tolerance, most, fixed or None)
     return tuple(output.clone() for output in backends.solve((target, lower, upper, costs), _layouts[layout], settings))
 
 
 @_project.register_fake
-def _shapes(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, *settings: Any) -> Any:
-    batch = target.shape[:1]
-    of_batch = [target.new_empty(batch) for _ in range(2)]
-    status, iterations = (target.new_empty(batch, dtype=dtype) for dtype in (torch.int8, torch.int64))
-    occupancy, log_occupancy = torch.empty_like(target), torch.empty_like(target)
-    return occupancy, log_occupancy, target.new_empty(target.shape[:3]), costs.new_empty(costs.shape[:2]), status, *of_batch, iterations
+def _fake_project(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, *settings: Any) -> Any:
+    _refuse_forward_mode()
+    return backends.shapes(target, costs)
+
+
+def _refuse_forward_mode() -> None:
+    """Torch has no forward mode of operators, and says nothing when it loses their tangents."""
+    if forward_ad._current_level >= 0:
+        raise InvalidInput("forward mode of the projection is not available inside torch.compile; leave it out of the graph.")
 
 
 @torch.library.custom_op(
@@ -85,6 +91,11 @@ def _backward(ctx: Any, *grads: Tensor | None) -> Any:
     return (*found, *(None,) * 6)
 
 
+def _refuse_second(ctx: Any, *grads: Tensor | None) -> Any:
+    raise InvalidInput("the projection has first derivatives only inside torch.compile; leave it out of the graph for second ones.")
+
+
 _project.register_autograd(_backward, setup_context=_remember)
+_pull.register_autograd(_refuse_second)
 for _operator in (_project, _pull):
     _operator.register_vmap(implicit.merged(_operator))
