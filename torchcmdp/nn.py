@@ -119,8 +119,6 @@ class SafeOccupancy(nn.Module):
             if (margin < -JOINT_TOLERANCE * self.layout.layers).any():
                 raise InvalidInput(f"budget is {brief(budget)}; no policy keeps all {self.constraints} of the constraints at once.")
 
-    # the solver iterates on values, which no graph can hold
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         loss: Tensor | None = None,

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,13 +53,14 @@ class IterativeSolver(Solver[Answer]):
         fixed_iterations: Run the torch solver for just this many iterations, with no read of a tensor's value on the host.
     """
 
+    backends: ClassVar[tuple[str, ...]] = BACKENDS
     max_iterations: int
     backend: str = "auto"
     fixed_iterations: int | None = None
 
     def __post_init__(self) -> None:
         self._positive("max_iterations", int)
-        choice("backend", self.backend, BACKENDS)
+        choice("backend", self.backend, self.backends)
         if self.fixed_iterations is not None:
             self._positive("fixed_iterations", int)
             if self.backend == "compiled":
@@ -71,7 +72,7 @@ class IterativeSolver(Solver[Answer]):
         """Whether tensors on `device` go to the compiled kernel."""
         if self.backend == "compiled" and device.type != "cpu":
             raise InvalidInput(f'backend is "compiled", which needs CPU tensors, but the input is on {device}.')
-        return self.backend != "torch" and self.fixed_iterations is None and device.type == "cpu"
+        return self.backend in ("auto", "compiled") and self.fixed_iterations is None and device.type == "cpu"
 
 
 @lru_cache(maxsize=16)

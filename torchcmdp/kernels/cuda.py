@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,8 +19,14 @@ from numba.core import config
 from numba.core.dispatcher import Dispatcher
 from torch import Tensor
 
+from torchcmdp.kernels import linalg, projection
+from torchcmdp.kernels.emptiness import least_violation
 from torchcmdp.kernels.geometry import Geometry, geometry_of
+from torchcmdp.kernels.newton import cooled_newton, newton, newton_step, rebalance, search
+from torchcmdp.kernels.pairs import evaluate, respond
 from torchcmdp.kernels.projection import Batch, Limits, project_one, project_range
+from torchcmdp.kernels.pull import moves_back, pull_one, pull_range
+from torchcmdp.kernels.quadratic import quadratic
 from torchcmdp.kernels.solver import project_at
 from torchcmdp.kernels.work import carve, memory
 from torchcmdp.layout import Layout
@@ -27,15 +34,29 @@ from torchcmdp.layout import Layout
 # One warp a block: batches are small, and blocks are what spreads them over the processors.
 THREADS = 32
 
+# Functions that stay functions: numba-cuda puts everything into its caller, and then the projection alone takes eight minutes.
+APART = {
+    function.py_func
+    for function in (
+        linalg.prepare, linalg.solve, linalg.schur, linalg.assemble_border, projection.solve, projection.recover, least_violation,
+        newton, cooled_newton, newton_step, rebalance, search, evaluate, respond, quadratic, moves_back, pull_one,
+    )
+}  # fmt: skip
+
 
 @lru_cache(maxsize=1)
 def usable() -> bool:
     """Whether numba-cuda is installed and finds a GPU; numba's simulator passes for one."""
-    if not config.ENABLE_CUDASIM and importlib.util.find_spec("numba_cuda") is None:
+    if not simulated() and importlib.util.find_spec("numba_cuda") is None:
         return False
     from numba import cuda
 
     return bool(cuda.is_available())
+
+
+def simulated() -> bool:
+    """Whether this process has numba's simulator in place of a GPU, which works on CPU tensors."""
+    return bool(config.ENABLE_CUDASIM)
 
 
 class Own(NamedTuple):
@@ -78,7 +99,24 @@ def on_device(function: types.FunctionType) -> Any:
 
     names = function.__code__.co_names
     known = {name: _translated(value, names) for name, value in function.__globals__.items() if name in names}
-    return cuda.jit(device=True)(types.FunctionType(function.__code__, known, function.__name__))
+    device_function = cuda.jit(device=True)(types.FunctionType(function.__code__, known, function.__name__))
+    if function in APART and not simulated():
+        device_function.compile_device = _apart(device_function.compile_device)
+    return device_function
+
+
+def _apart(compile_device: Callable[..., Any]) -> Callable[..., Any]:
+    """The compilation of a device function, marked so that no caller takes it in; numba-cuda has no option for it."""
+
+    def compile_apart(*arguments: Any, **options: Any) -> Any:
+        result = compile_device(*arguments, **options)
+        for module in result.library.modules:
+            for function in module.functions:
+                if function.name == result.fndesc.llvm_func_name and not function.is_declaration:
+                    function.attributes.add("noinline")
+        return result
+
+    return compile_apart
 
 
 def _classes(value: Any) -> dict[str, type]:
@@ -180,11 +218,32 @@ def geometry_on(layout: Layout, device: torch.device) -> Geometry:
     return geometry
 
 
-def project_batch(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, limits: Limits) -> Batch:
-    """`projection.project_batch` of contiguous float64 tensors on one device, whose fields are tensors there."""
-    (batch, m), device = costs.shape[:2], target.device
+def ptx(kernel: Dispatcher, batch: int, arguments: tuple[Any, ...], capability: tuple[int, int]) -> str:
+    """The code for GPUs of this compute capability of launching a kernel with arguments like these; needs no GPU."""
+    from numba import cuda, typeof
+    from numba.cuda import dispatcher
+
+    on_device.cache_clear()
+    _grid.cache_clear()
+    arguments = converted(arguments, _array)
+    with patch.object(dispatcher, "get_current_device", lambda: types.SimpleNamespace(compute_capability=capability)):
+        code, _ = cuda.compile_ptx(grid_of(kernel, arguments).py_func, (typeof(batch), typeof(arguments)), cc=capability)
+    on_device.cache_clear()
+    _grid.cache_clear()
+    return str(code)
+
+
+def _room(layout: Layout, m: int, batch: int, device: torch.device) -> tuple[Own, int]:
+    """In place of `memory`: the records that `carve` makes of it, for a batch, and nothing."""
     geometry = geometry_of(layout)
-    room = rooms(carve.py_func(geometry, m, *memory(geometry, m)), batch, device)
+    return rooms(carve.py_func(geometry, m, *memory(geometry, m)), batch, device), 0
+
+
+def projection_arguments(
+    layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, limits: Limits
+) -> tuple[tuple[Any, ...], Batch]:
+    """What `launch` gives to `project_range`, and the outputs among it."""
+    (batch, m), device = costs.shape[:2], target.device
 
     def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -193,6 +252,26 @@ def project_batch(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, 
         zeros(*target.shape), torch.full_like(target, -torch.inf), zeros(batch, layout.layers * layout.width), zeros(batch, m),
         zeros(batch, dtype=torch.int8), zeros(batch), zeros(batch), zeros(batch, dtype=torch.int64),
     )  # fmt: skip
-    inputs = (target, lower, upper, costs, limits)
-    launch(project_range, batch, device, geometry_on(layout, device), *inputs, room, 0, *outputs)
+    inputs = (target, lower, upper, costs, limits, *_room(layout, m, batch, device))
+    return (geometry_on(layout, device), *inputs, *outputs), outputs
+
+
+def project_batch(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, limits: Limits) -> Batch:
+    """`projection.project_batch` of contiguous float64 tensors on one device, whose fields are tensors there."""
+    arguments, outputs = projection_arguments(layout, target, lower, upper, costs, limits)
+    launch(project_range, len(target), target.device, *arguments)
+    return outputs
+
+
+def pull_arguments(layout: Layout, inputs: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+    """What `launch` gives to `pull_range`, and the outputs among it."""
+    (batch, m), device = inputs[3].shape[:2], inputs[0].device
+    outputs = tuple(torch.zeros_like(tensor) for tensor in inputs[:4])
+    return (geometry_on(layout, device), *inputs, *_room(layout, m, batch, device), *outputs), outputs
+
+
+def pull_batch(layout: Layout, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """`pull.pull_batch` of contiguous float64 tensors on one device, which returns its outputs."""
+    arguments, outputs = pull_arguments(layout, inputs)
+    launch(pull_range, len(inputs[0]), inputs[0].device, *arguments)
     return outputs

@@ -105,6 +105,14 @@ def pull(point: Point, grad: Tensor) -> tuple[Tensor, ...]:
     return target, torch.where(point.at_lower, bound, 0.0), torch.where(point.at_upper, bound, 0.0), costs
 
 
+def cotangent(occupancy: Tensor, of_occupancy: Tensor | None, of_logarithm: Tensor | None) -> Tensor | None:
+    """The cotangent of ln q, from those of q and of ln q; None where there is neither."""
+    if of_occupancy is None:
+        return of_logarithm
+    grad = of_occupancy * occupancy
+    return grad if of_logarithm is None else grad + of_logarithm
+
+
 def _along(point: Point, duals: Duals) -> Tensor:
     """The change of -ln q with the duals."""
     pair, successor = point.constrain_back(duals)
@@ -235,6 +243,11 @@ def torch_system(theta: tuple[Tensor, ...], duals: Duals, layout: Layout) -> tup
 
 
 def vmapped(function: type[Function]) -> Callable[..., Any]:
+    """`merged`, for an autograd function."""
+    return merged(function.apply)
+
+
+def merged(function: Callable[..., Any]) -> Callable[..., Any]:
     """The rule of `torch.vmap` for a function of flat batches: one more axis is a larger batch."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
@@ -242,8 +255,8 @@ def vmapped(function: type[Function]) -> Callable[..., Any]:
             moved = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             return moved.flatten(0, 1)
 
-        merged = [flat(x, dim) if isinstance(x, Tensor) else x for x, dim in zip(inputs, in_dims, strict=True)]
-        outputs = function.apply(*merged)
+        larger = [flat(x, dim) if isinstance(x, Tensor) else x for x, dim in zip(inputs, in_dims, strict=True)]
+        outputs = function(*larger)
         if isinstance(outputs, Tensor):
             return outputs.unflatten(0, (info.batch_size, -1)), 0
         return tuple(output.unflatten(0, (info.batch_size, -1)) for output in outputs), (0,) * len(outputs)

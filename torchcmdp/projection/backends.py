@@ -1,0 +1,164 @@
+"""Who solves a flat batch of projections, and who differentiates it: kernels on the CPU or on a GPU, or torch anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcmdp.layout import Layout
+from torchcmdp.projection import implicit, torch_solver
+from torchcmdp.projection.problem import target_fault
+from torchcmdp.projection.torch_pairs import Response
+from torchcmdp.safe_set import faults, refuse
+from torchcmdp.status import INVALID
+
+
+class Settings(NamedTuple):
+    """Whom a batch goes to ("compiled", "cuda" or "torch"), and when to stop: see `Newton`."""
+
+    backend: str
+    multiplier_cap: float
+    tolerance: float
+    max_iterations: int
+    fixed_iterations: int | None
+
+
+def solve(inputs: Sequence[Tensor], layout: Layout, settings: Settings) -> Any:
+    """The fields of a flat `ProjectionResult`."""
+    target, lower, upper, costs = (tensor.detach() for tensor in inputs)
+    if target.is_meta and settings.fixed_iterations is None:
+        return shapes(target, costs)
+    if settings.backend == "compiled":
+        outputs = _solve_compiled(target, lower, upper, costs, layout, settings)
+    elif settings.backend == "cuda":
+        outputs = _solve_cuda(target, lower, upper, costs, layout, settings)
+    else:
+        with one_thread(target.device):
+            outputs = torch_solver.solve(target, lower, upper, costs, layout, *settings[1:])
+    if settings.fixed_iterations is None and (outputs[4] == INVALID).any():
+        refuse([target_fault(target, layout), *faults(layout, lower, upper, costs)], certain=True)
+    return outputs
+
+
+def shapes(target: Tensor, costs: Tensor) -> Any:
+    """The outputs of `solve` without their values."""
+    status, iterations, *rest = (target.new_empty(len(target), dtype=dtype) for dtype in (torch.int8, torch.int64, *[target.dtype] * 2))
+    duals = target.new_empty(target.shape[:3]), costs.new_empty(costs.shape[:2])
+    return torch.empty_like(target), torch.empty_like(target), *duals, status, *rest, iterations
+
+
+def pull(saved: Sequence[Tensor], grad: Tensor, layout: Layout, backend: str) -> tuple[Tensor, ...]:
+    """`implicit.pull` of the inputs, potentials and multipliers, for where nobody differentiates it again."""
+    if backend == "torch":
+        with one_thread(grad.device):
+            return implicit.pull(implicit.linearise(tuple(saved[:4]), tuple(saved[4:]), how(layout, backend)), grad)
+    return (_pull_compiled if backend == "compiled" else _pull_cuda)(saved, grad, layout)
+
+
+def how(layout: Layout, backend: str) -> implicit.How:
+    """Who answers the pairs and solves the Newton system for all other derivatives."""
+    return implicit.How(layout, _compiled_system if backend == "compiled" else implicit.torch_system)
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Keep torch to one thread on the CPU: its many small operations crawl when two threads meet on a busy machine."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _arrays(*tensors: Tensor) -> list[np.ndarray]:
+    return [(tensor if tensor.is_contiguous() else tensor.contiguous()).numpy(force=True) for tensor in tensors]
+
+
+def _flat_arrays(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> list[np.ndarray]:
+    """`(B x entries)` three times and `(B x m x pairs)`, as the kernels take them."""
+    batch, m = costs.shape[:2]
+    pairs = math.prod(costs.shape[2:])
+    *ends, values = _arrays(target, lower, upper, costs)
+    return [array.reshape(batch, pairs * target.shape[-1]) for array in ends] + [values.reshape(batch, m, pairs)]
+
+
+def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, settings: Settings) -> Any:
+    from torchcmdp.kernels.geometry import geometry_of
+    from torchcmdp.kernels.projection import Limits, project_batch  # here and below, because numba takes half a second to import
+
+    limits = Limits(*settings[1:4])
+    flat = _flat_arrays(target, lower, upper, costs)
+    outputs = project_batch(geometry_of(layout), *flat, states=layout.layers * layout.width, limits=limits)
+    q, log_q, v, *rest = outputs
+    shaped = q.reshape(target.shape), log_q.reshape(target.shape), v.reshape(target.shape[:3]), *rest
+    return tuple(map(torch.from_numpy, shaped))
+
+
+def _flat_tensors(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> list[Tensor]:
+    """`_flat_arrays` as tensors where they are, copied only where they are not contiguous."""
+    return [tensor.flatten(1).contiguous() for tensor in (target, lower, upper)] + [costs.flatten(2).contiguous()]
+
+
+def _solve_cuda(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, settings: Settings) -> Any:
+    from torchcmdp.kernels import cuda
+    from torchcmdp.kernels.projection import Limits
+
+    q, log_q, v, *rest = cuda.project_batch(layout, *_flat_tensors(target, lower, upper, costs), Limits(*settings[1:4]))
+    return q.view(target.shape), log_q.view(target.shape), v.view(target.shape[:3]), *rest
+
+
+def _pull_cuda(saved: Sequence[Tensor], grad: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+    from torchcmdp.kernels import cuda
+
+    target, lower, upper, costs, v, multipliers = (tensor.detach() for tensor in saved)
+    duals = v.flatten(1).contiguous(), multipliers.contiguous(), grad.detach().flatten(1).contiguous()
+    found = cuda.pull_batch(layout, (*_flat_tensors(target, lower, upper, costs), *duals))
+    return tuple(each.view(tensor.shape) for each, tensor in zip(found, (target, lower, upper, costs), strict=True))
+
+
+def _pull_compiled(saved: Sequence[Tensor], grad: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+    from torchcmdp.kernels.geometry import geometry_of
+    from torchcmdp.kernels.pull import pull_batch
+
+    target, lower, upper, costs, v, multipliers = saved
+    batch, m = costs.shape[:2]
+    theta = _flat_arrays(target, lower, upper, costs)
+    potentials, lam, cotangent = _arrays(v, multipliers, grad)
+    duals = potentials.reshape(batch, layout.layers * layout.width), lam, cotangent.reshape(theta[0].shape)
+    found = tuple(np.zeros(array.shape) for array in theta)
+    pull_batch(geometry_of(layout), m, (*theta, *duals), found)
+    pairs = zip(found, (target, lower, upper, costs), strict=True)
+    return tuple(torch.from_numpy(array.reshape(tensor.shape)) for array, tensor in pairs)
+
+
+def _compiled_system(
+    theta: tuple[Tensor, ...], duals: implicit.Duals, layout: Layout
+) -> tuple[Response, Callable[[Tensor], Tensor]]:
+    """`implicit.torch_system` by compiled kernels."""
+    from torchcmdp.kernels.geometry import geometry_of
+    from torchcmdp.kernels.pairs import AT_LOWER, AT_UPPER
+    from torchcmdp.kernels.system import respond_batch, solve_batch
+
+    geometry = geometry_of(layout)
+    target, v = theta[0], duals[0]
+    flat = _arrays(*(tensor.flatten(1) for tensor in theta[:3]), theta[3].flatten(2), v.flatten(1), duals[1])
+    p, code, t, s = respond_batch(geometry, *flat)
+
+    def solve(columns: Tensor) -> Tensor:
+        solution = columns.flatten(2).numpy(force=True).copy()
+        solve_batch(geometry, p, code, s, solution)
+        return torch.from_numpy(solution).view_as(columns)
+
+    found_p, at = (torch.from_numpy(array).view_as(target) for array in (p, code))
+    found_t, found_s = (torch.from_numpy(array).view(target.shape[:-1]) for array in (t, s))
+    return Response(v, v[:, 0, 0], found_p, at == AT_LOWER, at == AT_UPPER, found_t, found_s), solve
