@@ -48,7 +48,9 @@ def solve(inputs: Sequence[Tensor], layout: Layout, settings: Settings) -> Any:
 
 def shapes(target: Tensor, costs: Tensor) -> Any:
     """The outputs of `solve` without their values."""
-    status, iterations, *rest = (target.new_empty(len(target), dtype=dtype) for dtype in (torch.int8, torch.int64, *[target.dtype] * 2))
+    status, iterations, *rest = (
+        target.new_empty(len(target), dtype=dtype) for dtype in (torch.int8, torch.int64, *[target.dtype] * 2)
+    )
     duals = target.new_empty(target.shape[:3]), costs.new_empty(costs.shape[:2])
     return torch.empty_like(target), torch.empty_like(target), *duals, status, *rest, iterations
 
@@ -104,16 +106,18 @@ def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor,
     return tuple(map(torch.from_numpy, shaped))
 
 
-def _flat_tensors(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> list[Tensor]:
+def _flat_tensors(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`_flat_arrays` as tensors where they are, copied only where they are not contiguous."""
-    return [tensor.flatten(1).contiguous() for tensor in (target, lower, upper)] + [costs.flatten(2).contiguous()]
+    target, lower, upper = (tensor.flatten(1).contiguous() for tensor in (target, lower, upper))
+    return target, lower, upper, costs.flatten(2).contiguous()
 
 
 def _solve_cuda(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, settings: Settings) -> Any:
     from torchcmdp.kernels import cuda
     from torchcmdp.kernels.projection import Limits
 
-    q, log_q, v, *rest = cuda.project_batch(layout, *_flat_tensors(target, lower, upper, costs), Limits(*settings[1:4]))
+    outputs: Any = cuda.project_batch(layout, *_flat_tensors(target, lower, upper, costs), Limits(*settings[1:4]))
+    q, log_q, v, *rest = outputs
     return q.view(target.shape), log_q.view(target.shape), v.view(target.shape[:3]), *rest
 
 

@@ -1,4 +1,4 @@
-"""The projection and its derivative as operators of torch, opaque to graphs: what a graph needs of them is their outputs' shapes."""
+"""The projection and its derivative as operators of torch, opaque to graphs, which know their outputs' shapes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def project(inputs: tuple[Tensor, ...], layout: Layout, settings: Settings) -> A
 
 
 INPUTS = "Tensor target, Tensor lower, Tensor upper, Tensor costs"
-TENSORS = ", ".join(["Tensor"] * 8)
+FOUR = ", ".join(["Tensor"] * 4)
 
 
 @torch.library.custom_op(
     "torchcmdp::project",
     mutates_args=(),
-    schema=f"({INPUTS}, int layout, str backend, float cap, float tolerance, int most, int fixed) -> ({TENSORS})",
+    schema=f"({INPUTS}, int layout, str backend, float cap, float tolerance, int most, int fixed) -> ({FOUR}, {FOUR})",
 )
 def _project(
     target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor,
@@ -63,7 +63,7 @@ def _refuse_forward_mode() -> None:
 @torch.library.custom_op(
     "torchcmdp::pull",
     mutates_args=(),
-    schema=f"({INPUTS}, Tensor potentials, Tensor multipliers, Tensor grad, int layout, str backend) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({INPUTS}, Tensor potentials, Tensor multipliers, Tensor grad, int layout, str backend) -> ({FOUR})",
 )
 def _pull(
     target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, potentials: Tensor, multipliers: Tensor, grad: Tensor,
