@@ -59,7 +59,7 @@ def pull(saved: Sequence[Tensor], grad: Tensor, layout: Layout, backend: str) ->
     """`implicit.pull` of the inputs, potentials and multipliers, for where nobody differentiates it again."""
     if backend == "torch":
         with one_thread(grad.device):
-            return implicit.pull(implicit.linearise(tuple(saved[:4]), tuple(saved[4:]), how(layout, backend)), grad)
+            return implicit.pull(implicit.linearise(tuple(saved[:4]), (saved[4], saved[5]), how(layout, backend)), grad)
     return (_pull_compiled if backend == "compiled" else _pull_cuda)(saved, grad, layout)
 
 
