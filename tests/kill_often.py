@@ -1,4 +1,4 @@
-"""Starts the same command again and again, each time in a new process, and kills it with SIGKILL at a random moment.
+"""Starts the same command again and again, each time in a new process, and kills it with SIGKILL at a random episode.
 
 A process of its own for `test_resume`: it forks, so that an attempt need not import everything again, and must have no threads.
 """
@@ -32,24 +32,21 @@ def start(arguments: list[str]) -> int:
     return child
 
 
-def attempt(arguments: list[str], seconds: float | None) -> int | None:
-    """Run the command in a process of its own; None if it was killed, else its exit code."""
+def attempt(arguments: list[str], checkpoint: Path | None = None, target: int = 0, delay: float = 0.0) -> int | None:
+    """Run the command in a process of its own; None if it was killed, else its exit code.
+
+    Killed where a checkpoint is given: so many seconds after so many episodes are safe in it. Episodes and not seconds, because a
+    busy machine takes ten times as long in one attempt as in the next.
+    """
     child = start(arguments)
-    if seconds is not None:
-        time.sleep(seconds)
+    if checkpoint is not None:
+        deadline = time.monotonic() + 60  # a command that never gets there is killed as well, and the test says where
+        while progress(checkpoint) < target and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(delay)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
-
-
-def time_to_play(checkpoint: Path, episodes: int, arguments: list[str]) -> float:
-    """Seconds until all episodes are safe; what follows, figures above all, takes longer than playing."""
-    started, child = time.monotonic(), start(arguments)
-    while progress(checkpoint) < episodes:
-        time.sleep(0.005)
-    seconds = time.monotonic() - started
-    os.waitpid(child, 0)
-    return seconds
 
 
 def progress(checkpoint: Path) -> int:
@@ -57,16 +54,17 @@ def progress(checkpoint: Path) -> int:
     return int(torch.load(checkpoint, weights_only=True)["played"]) if checkpoint.exists() else 0
 
 
-def kill_often(checkpoint: Path, kills: int, longest: float, episodes: int, arguments: list[str]) -> list[int]:
+def kill_often(checkpoint: Path, kills: int, episodes: int, arguments: list[str]) -> list[int]:
     """Kill the command so many times, then let it end; returns how far each of the killed attempts got."""
     moments, safe = random.Random(0), []
     while len(safe) < kills:
-        killed = attempt(arguments, moments.uniform(0, longest)) is None
+        target = moments.randint(progress(checkpoint), episodes - 1)
+        killed = attempt(arguments, checkpoint, target, moments.uniform(0, 0.02)) is None
         if killed:
             safe.append(progress(checkpoint))
         if not killed or safe[-1] == episodes:  # nothing is left to be killed, so begin again
             shutil.rmtree(checkpoint.parents[1])
-    if (code := attempt(arguments, None)) != 0:
+    if (code := attempt(arguments)) != 0:
         raise SystemExit(f"the last attempt ended with {code}")
     return safe
 
@@ -77,6 +75,5 @@ if __name__ == "__main__":
     main([*whole, "whole"])  # here, so that the attempts find everything imported and compiled
     file = Path("wc-ops", "checkpoint.pt")
     episodes = progress(Path(logdir, "whole") / file)
-    longest = time_to_play(Path(logdir, "timed") / file, episodes, [*whole, "timed"])
-    found = kill_often(Path(logdir, "killed") / file, int(kills), longest, episodes, [*whole, "killed"])
+    found = kill_often(Path(logdir, "killed") / file, int(kills), episodes, [*whole, "killed"])
     print("\n" + json.dumps(found))

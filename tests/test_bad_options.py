@@ -97,7 +97,8 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Started
 
     for place in (
-        "torchcmdp.simulator.Simulator.rollout", "torchcmdp.nn.SafeOccupancy.forward", "train.paper.play_all", "train.paper.regimes.play_all",
+        "torchcmdp.simulator.Simulator.rollout", "torchcmdp.nn.SafeOccupancy.forward",
+            "train.paper.play_all", "train.paper.regimes.play_all",
         "train.tune.study.Work.run", "train.tune.horizons.evaluate", "train.tune.threshold.play",
         "train.bench.imports.import_times", "train.bench.fuzz.wrong", "train.bench.env.player", "train.bench.sizes.in_own_process",
         "train.study.compare.Work.run", "train.study.alarms.count",
