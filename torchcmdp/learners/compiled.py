@@ -63,13 +63,13 @@ def face_of(kind: type) -> Face | None:
         return None
     from torchcmdp.kernels import block, opt_cmdp, opt_primal_dual, pdbps, single, wcops
 
-    if kind in (OptCMDP, Greedy):
-        return Face(opt_cmdp, _opt_cmdp_settings, single.update_opt_cmdp, block.play_opt_cmdp)
-    if kind is OptPrimalDual:
-        return Face(opt_primal_dual, _opt_primal_dual_settings, single.update_opt_primal_dual, block.play_opt_primal_dual)
-    if kind is PDBPS:
-        return Face(pdbps, _pdbps_settings, single.update_pdbps, block.play_pdbps)
-    return Face(wcops, _wcops_settings, single.update_wcops, block.play_wcops)
+    kernels, settings = {
+        OptPrimalDual: (opt_primal_dual, _opt_primal_dual_settings),
+        PDBPS: (pdbps, _pdbps_settings),
+        **dict.fromkeys((WCOPS, UOBREPS), (wcops, _wcops_settings)),
+        **dict.fromkeys((OptCMDP, Greedy), (opt_cmdp, _opt_cmdp_settings)),
+    }[kind]
+    return Face(kernels, settings, single.update_of(kernels), block.play_of(kernels))
 
 
 def obstacle(learner: Learner) -> str:
