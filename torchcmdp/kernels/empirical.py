@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torchcmdp.kernels.options import formula
+from torchcmdp.kernels.occupancy import policy_of_logits
+from torchcmdp.kernels.options import formula, kernel
 from torchcmdp.kernels.padding import put, put_each, take, take_each
 
 
@@ -46,3 +47,9 @@ def count(steps, state):
         state.reward_sum[p] += steps.rewards[k]
         for i in range(state.cost_sum.shape[0]):
             state.cost_sum[i, p] += steps.costs[k, i]
+
+
+@kernel
+def plan_of_logits(geometry, state, policy):
+    """policy <- pi_t, of learners that keep its logits."""
+    policy_of_logits(geometry, state.logits, policy)

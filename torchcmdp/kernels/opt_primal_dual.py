@@ -10,15 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import empirical_row, half_width
-from torchcmdp.kernels.empirical import count, load_sums, store_sums
+from torchcmdp.kernels.empirical import count, load_sums, plan_of_logits, store_sums
 from torchcmdp.kernels.estimation import bonus
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.occupancy import log_softmax, policy_of_logits
+from torchcmdp.kernels.occupancy import log_softmax
 from torchcmdp.kernels.options import kernel
 from torchcmdp.kernels.padding import put, take
 from torchcmdp.status import SOLVED
 
 TAGS = ("Learner/max_multiplier", "Learner/optimistic_reward", "Learner/optimistic_violation")
+plan = plan_of_logits
 
 
 class Settings(NamedTuple):
@@ -103,12 +104,6 @@ def store(geometry, settings, run, buffers, state):
     """A run's state back into the buffers."""
     store_sums(geometry, run, buffers, state)
     put(geometry.pair_at, state.logits, run, buffers.logits)
-
-
-@kernel
-def plan(geometry, state, policy):
-    """policy <- pi_t."""
-    policy_of_logits(geometry, state.logits, policy)
 
 
 @kernel

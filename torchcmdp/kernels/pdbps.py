@@ -8,14 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import KernelSet, Room, all_pairs, confidence_row, empty_room, expect, kernel_set
-from torchcmdp.kernels.empirical import load_visits, store_visits
+from torchcmdp.kernels.empirical import load_visits, plan_of_logits, store_visits
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.occupancy import actions_of, log_softmax, policy_of_logits
+from torchcmdp.kernels.occupancy import actions_of, log_softmax
 from torchcmdp.kernels.options import formula, kernel
 from torchcmdp.kernels.padding import put, take
 from torchcmdp.status import SOLVED
 
 TAGS = ("Learner/max_multiplier", "Learner/loss_range", "Learner/max_bonus")
+plan = plan_of_logits
 
 # the smallest positive number of full precision: no 0/0 where gamma is zero
 TINY = float(np.finfo(np.float64).tiny)
@@ -92,12 +93,6 @@ def store(geometry, settings, run, buffers, state):
     """A run's state back into the buffers."""
     store_visits(geometry, run, buffers, state)
     put(geometry.pair_at, state.logits, run, buffers.logits)
-
-
-@kernel
-def plan(geometry, state, policy):
-    """policy <- pi_t."""
-    policy_of_logits(geometry, state.logits, policy)
 
 
 @formula

@@ -71,6 +71,7 @@ class Learner(nn.Module, ABC):
         known_rewards, known_costs: The same, or None.
         ties: Of tied layers, else None. What a subclass sums up over visits it sums up as `pooled` says.
         uses: Which of "known_rewards" and "known_costs" the learner has a use for.
+        phases: Into how many it divides delta, which is then that of one.
     """
 
     name: ClassVar[str]
@@ -78,6 +79,7 @@ class Learner(nn.Module, ABC):
     choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     theorems: ClassVar[Sequence[str]] = ()
     uses: ClassVar[Sequence[str]] = ()
+    phases: ClassVar[int] = 1
     __signature__: ClassVar[inspect.Signature]
     confidence: str = "entrywise"
     episode: Tensor
@@ -118,7 +120,7 @@ class Learner(nn.Module, ABC):
         check_device(device)
         states = math.prod(layout.transition_shape) + (self.constraints + 1) * math.prod(layout.pair_shape)
         check_memory(f"{brief(runs)} runs with {brief(constraints)} constraints", self.runs * states)
-        self.delta = float(delta)
+        self.delta = float(delta) / self.phases
         self.register_buffer("_unit", torch.ones((), dtype=dtype, device=device), persistent=False)
         self.register_buffer("episode", torch.zeros((), dtype=torch.int64, device=device))
         self.add_zeros("visits", *layout.pair_shape)
@@ -275,7 +277,7 @@ class Learner(nn.Module, ABC):
             "constraints": self.constraints,
             "runs": self.runs,
             "horizon": self.horizon,
-            "delta": self.delta,
+            "delta": self.delta * self.phases,
             "dtype": str(self.dtype).removeprefix("torch."),
             **{name: plain(getattr(self, name)) for name in self.hyperparameters},
             **{name: getattr(self, name) for name in self.choices},

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.baselines import margin_of
-from torchcmdp.errors import check_delta
 from torchcmdp.identity import config_of
-from torchcmdp.layout import Layout
 from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.sops import SOPS, safe_step
 from torchcmdp.occupancy import policy_of, uniform_policy
@@ -44,26 +42,17 @@ class MAOPS(SOPS):
     """
 
     name = "MA-OPS"
+    phases = 2
     exploring: Tensor
     plan: Tensor
     step_factor: Tensor
 
-    def __init__(
-        self,
-        layout: Layout,
-        constraints: int,
-        horizon: int,
-        delta: float = 0.01,
-        *args: Any,
-        margin_solver: str | ProgramSolver = "column_generation",
-        **settings: Any,
-    ) -> None:
-        check_delta(delta)
-        super().__init__(layout, constraints, horizon, delta / 2, *args, **settings)
+    def __init__(self, *args: Any, margin_solver: str | ProgramSolver = "column_generation", **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.margin_solver = program_solver(margin_solver)
-        uniform = uniform_policy(layout, dtype=self.dtype, device=self.device)
+        uniform = uniform_policy(self.layout, dtype=self.dtype, device=self.device)
         self.register_buffer("plan", uniform.expand(self.runs, -1, -1, -1).contiguous())
-        self.register_buffer("exploring", 2 * margin_of(self.baseline_bounds) < layout.layers)
+        self.register_buffer("exploring", 2 * margin_of(self.baseline_bounds) < self.layout.layers)
         self.register_buffer("step_factor", torch.ones(self.runs, dtype=self.dtype, device=self.device))
 
     @property
@@ -165,7 +154,7 @@ class MAOPS(SOPS):
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        return {**super().config(), "delta": 2 * self.delta, "margin_solver": config_of(self.margin_solver)}
+        return {**super().config(), "margin_solver": config_of(self.margin_solver)}
 
 
 def _rows(needed: Tensor) -> Tensor:
