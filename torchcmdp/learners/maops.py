@@ -12,7 +12,7 @@ from torchcmdp.baselines import margin_of
 from torchcmdp.identity import config_of
 from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.sops import SOPS, safe_step
-from torchcmdp.occupancy import policy_of, uniform_policy
+from torchcmdp.occupancy import policy_of
 from torchcmdp.optimistic import ProgramSolver, largest_margin, program_solver
 from torchcmdp.projection import ProjectionResult, project
 from torchcmdp.safe_set import SafeSet
@@ -50,8 +50,7 @@ class MAOPS(SOPS):
     def __init__(self, *args: Any, margin_solver: str | ProgramSolver = "column_generation", **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.margin_solver = program_solver(margin_solver)
-        uniform = uniform_policy(self.layout, dtype=self.dtype, device=self.device)
-        self.register_buffer("plan", uniform.expand(self.runs, -1, -1, -1).contiguous())
+        self.add_uniform_policy("plan")
         self.register_buffer("exploring", 2 * margin_of(self.baseline_bounds) < self.layout.layers)
         self.register_buffer("step_factor", torch.ones(self.runs, dtype=self.dtype, device=self.device))
 
