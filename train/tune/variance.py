@@ -16,7 +16,7 @@ from .. import program
 from ..program import Count, begin, table, write_table
 from .evaluate import stage
 from .figures import variance_figure
-from .instances import make_instances
+from .instances import InstanceOptions, make_instances
 from .study import START
 
 WINDOWS = 10  # of a run, in which PES draws new noise
@@ -26,7 +26,7 @@ NAMED = ("smoothed", "smoothed with control", "PES", "mixed", "pathwise", "sampl
 
 
 @dataclass
-class Options:
+class Options(InstanceOptions):
     """Measure the variance of every estimator of the gradient of the objective in the logarithms of the scales.
 
     Of each instance many independent samples of the gradient are made; the variance is that between the samples of an instance,
@@ -44,10 +44,6 @@ class Options:
     instances: Count = 2  # Seeds of the instances, each with stochastic and with changing costs.
     samples: Count = 16  # Of the gradient, from each instance.
     weight: float = 3.0  # Of the positive violation in the objective.
-    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
-    actions: Count = 3  # Actions in each state.
-    constraints: Count = 2  # Safety constraints.
-    delta: float = 0.01  # Failure probability of the confidence sets.
     seed: int = 0  # Of the first instance and of all random numbers.
     name: str = "tune-variance"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
