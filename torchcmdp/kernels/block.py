@@ -12,7 +12,7 @@ from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.metrics import tally, track, track_values
 from torchcmdp.kernels.occupancy import pair_occupancy_of
 from torchcmdp.kernels.options import entry_for, formula, kernel
-from torchcmdp.kernels.padding import put_each
+from torchcmdp.kernels.padding import LOAD, STORE, move_each
 from torchcmdp.kernels.processes import OGD, Process, advance, load_values
 from torchcmdp.kernels.rollout import Steps, is_policy, rollout, steps
 from torchcmdp.status import INVALID
@@ -108,9 +108,9 @@ def enter(geometry, world, run, stage):
 def leave(geometry, world, run, stage):
     """Keep the values that an adversary has come to."""
     if world.rewards.kind == OGD:
-        put_each(geometry.pair_at, stage.reward_values, run, world.rewards.values)
+        move_each(geometry.pair_at, world.rewards.values, run, stage.reward_values, STORE)
     if world.costs.kind == OGD:
-        put_each(geometry.pair_at, stage.cost_values, run, world.costs.values)
+        move_each(geometry.pair_at, world.costs.values, run, stage.cost_values, STORE)
 
 
 @kernel
@@ -138,9 +138,9 @@ def measure(geometry, run, transitions, comparator, sums, stage):
 def move_on(geometry, world, run, t, final, stage):
     """Move the processes on from the t-th episode; an adversary's values of the final one are kept."""
     if final and world.rewards.kind == OGD:
-        put_each(geometry.pair_at, stage.reward_values, run, world.rewards.played)
+        move_each(geometry.pair_at, world.rewards.played, run, stage.reward_values, STORE)
     if final and world.costs.kind == OGD:
-        put_each(geometry.pair_at, stage.cost_values, run, world.costs.played)
+        move_each(geometry.pair_at, world.costs.played, run, stage.cost_values, STORE)
     advance(geometry, world.rewards, run, world.rewards.episode + t, stage.policy, stage.reward_values)
     advance(geometry, world.costs, run, world.costs.episode + t, stage.policy, stage.cost_values)
 
@@ -172,7 +172,9 @@ def _play(start, stop, episodes, geometry, world, scene, settings, hyper, learnt
         stage, state: Room for one run.
     """
     for run in range(start, stop):
-        learner.load(geometry, settings, hyper, run, buffers, state)
+        learner.carry(geometry, settings, run, buffers, state, LOAD)
+        for p in range(state.visits.shape[0]):
+            learner.follow(geometry, settings, hyper, run, p, state)
         enter(geometry, world, run, stage)
         for t in range(episodes):
             learner.plan(geometry, state, stage.policy)
@@ -188,7 +190,7 @@ def _play(start, stop, episodes, geometry, world, scene, settings, hyper, learnt
                 break
             finish(geometry, world, scene, run, t, episodes, stage)
         leave(geometry, world, run, stage)
-        learner.store(geometry, settings, run, buffers, state)
+        learner.carry(geometry, settings, run, buffers, state, STORE)
 
 
 @cache

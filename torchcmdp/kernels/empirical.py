@@ -4,37 +4,22 @@ from __future__ import annotations
 
 from torchcmdp.kernels.occupancy import policy_of_logits
 from torchcmdp.kernels.options import formula, kernel
-from torchcmdp.kernels.padding import put, put_each, take, take_each
+from torchcmdp.kernels.padding import move, move_each
 
 
 @formula
-def load_visits(geometry, run, buffers, state):
-    """N and M of a run."""
-    take(geometry.entry_at, buffers.transition_visits, run, state.transition_visits)
-    take(geometry.pair_at, buffers.visits, run, state.visits)
+def move_visits(geometry, run, buffers, state, back):
+    """N and M of a run, from the buffers or `back` into them."""
+    move(geometry.entry_at, buffers.transition_visits, run, state.transition_visits, back)
+    move(geometry.pair_at, buffers.visits, run, state.visits, back)
 
 
 @formula
-def store_visits(geometry, run, buffers, state):
-    """N and M of a run, back into the buffers."""
-    put(geometry.entry_at, state.transition_visits, run, buffers.transition_visits)
-    put(geometry.pair_at, state.visits, run, buffers.visits)
-
-
-@formula
-def load_sums(geometry, run, buffers, state):
-    """N, M, and the sums of rewards and costs of a run."""
-    load_visits(geometry, run, buffers, state)
-    take(geometry.pair_at, buffers.reward_sum, run, state.reward_sum)
-    take_each(geometry.pair_at, buffers.cost_sum, run, state.cost_sum)
-
-
-@formula
-def store_sums(geometry, run, buffers, state):
-    """N, M, and the sums of rewards and costs of a run, back into the buffers."""
-    store_visits(geometry, run, buffers, state)
-    put(geometry.pair_at, state.reward_sum, run, buffers.reward_sum)
-    put_each(geometry.pair_at, state.cost_sum, run, buffers.cost_sum)
+def move_sums(geometry, run, buffers, state, back):
+    """N, M, and the sums of rewards and costs of a run, from the buffers or `back` into them."""
+    move_visits(geometry, run, buffers, state, back)
+    move(geometry.pair_at, buffers.reward_sum, run, state.reward_sum, back)
+    move_each(geometry.pair_at, buffers.cost_sum, run, state.cost_sum, back)
 
 
 @formula

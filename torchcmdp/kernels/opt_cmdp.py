@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import KernelSet, confidence_row, empirical_row, kernel_set
-from torchcmdp.kernels.empirical import count, load_sums, store_sums
+from torchcmdp.kernels.empirical import count, move_sums
 from torchcmdp.kernels.estimation import bonus, optimistic_cost
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.metrics import solver_tags, tell_solver
 from torchcmdp.kernels.occupancy import policy_of
 from torchcmdp.kernels.options import kernel
-from torchcmdp.kernels.padding import put, take
+from torchcmdp.kernels.padding import move
 from torchcmdp.kernels.program import Work, optimise_one, workspace
 from torchcmdp.status import INFEASIBLE
 
@@ -87,19 +87,10 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
 
 
 @kernel
-def load(geometry, settings, hyper, run, buffers, state):
-    """state <- a run's buffers, and what follows from them."""
-    load_sums(geometry, run, buffers, state)
-    take(geometry.pair_at, buffers.plan, run, state.plan)
-    for p in range(state.visits.shape[0]):
-        follow(geometry, settings, hyper, run, p, state)
-
-
-@kernel
-def store(geometry, settings, run, buffers, state):
-    """A run's state back into the buffers."""
-    store_sums(geometry, run, buffers, state)
-    put(geometry.pair_at, state.plan, run, buffers.plan)
+def carry(geometry, settings, run, buffers, state, back):
+    """A run's state from the buffers, or `back` into them."""
+    move_sums(geometry, run, buffers, state, back)
+    move(geometry.pair_at, buffers.plan, run, state.plan, back)
 
 
 @kernel

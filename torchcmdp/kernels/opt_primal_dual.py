@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import empirical_row, half_width
-from torchcmdp.kernels.empirical import count, load_sums, plan_of_logits, store_sums
+from torchcmdp.kernels.empirical import count, move_sums, plan_of_logits
 from torchcmdp.kernels.estimation import bonus
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.occupancy import log_softmax
 from torchcmdp.kernels.options import kernel
-from torchcmdp.kernels.padding import put, take
+from torchcmdp.kernels.padding import move
 from torchcmdp.status import SOLVED
 
 TAGS = ("Learner/max_multiplier", "Learner/optimistic_reward", "Learner/optimistic_violation")
@@ -91,24 +91,15 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
 
 
 @kernel
-def load(geometry, settings, hyper, run, buffers, state):
-    """state <- a run's buffers, and what follows from them."""
-    load_sums(geometry, run, buffers, state)
-    take(geometry.pair_at, buffers.logits, run, state.logits)
-    for p in range(state.visits.shape[0]):
-        optimistic_feedback(geometry, settings, hyper, run, p, state)
+def carry(geometry, settings, run, buffers, state, back):
+    """A run's state from the buffers, or `back` into them."""
+    move_sums(geometry, run, buffers, state, back)
+    move(geometry.pair_at, buffers.logits, run, state.logits, back)
 
 
 @kernel
-def store(geometry, settings, run, buffers, state):
-    """A run's state back into the buffers."""
-    store_sums(geometry, run, buffers, state)
-    put(geometry.pair_at, state.logits, run, buffers.logits)
-
-
-@kernel
-def optimistic_feedback(geometry, settings, hyper, run, p, state):
-    """Reward and costs of pair p with their bonuses."""
+def follow(geometry, settings, hyper, run, p, state):
+    """The optimistic feedback of pair p: reward and costs with their bonuses."""
     begin, end = geometry.row[p], geometry.row[p + 1]
     visits, layers = state.visits[p], geometry.first.shape[0] - 1
     cost_width = bonus(visits, settings.logarithm, hyper.bonus_scale[run])
@@ -172,5 +163,5 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     last[2, run] = violation
     count(steps, state)
     for k in range(steps.pairs.shape[0]):
-        optimistic_feedback(geometry, settings, hyper, run, steps.pairs[k], state)
+        follow(geometry, settings, hyper, run, steps.pairs[k], state)
     return SOLVED

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import KernelSet, Room, all_pairs, confidence_row, empty_room, expect, kernel_set
-from torchcmdp.kernels.empirical import load_visits, plan_of_logits, store_visits
+from torchcmdp.kernels.empirical import move_visits, plan_of_logits
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.occupancy import actions_of, log_softmax
 from torchcmdp.kernels.options import formula, kernel
-from torchcmdp.kernels.padding import put, take
+from torchcmdp.kernels.padding import move
 from torchcmdp.status import SOLVED
 
 TAGS = ("Learner/max_multiplier", "Learner/loss_range", "Learner/max_bonus")
@@ -73,26 +73,17 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
     )  # fmt: skip
 
 
-@formula
+@kernel
 def follow(geometry, settings, hyper, run, p, state):
     """The plausible transitions of pair p."""
     confidence_row(geometry, p, state.visits, state.transition_visits, settings.iota, hyper.radius_scale[run], state.kernels)
 
 
 @kernel
-def load(geometry, settings, hyper, run, buffers, state):
-    """state <- a run's buffers, and what follows from them."""
-    load_visits(geometry, run, buffers, state)
-    take(geometry.pair_at, buffers.logits, run, state.logits)
-    for p in range(state.visits.shape[0]):
-        follow(geometry, settings, hyper, run, p, state)
-
-
-@kernel
-def store(geometry, settings, run, buffers, state):
-    """A run's state back into the buffers."""
-    store_visits(geometry, run, buffers, state)
-    put(geometry.pair_at, state.logits, run, buffers.logits)
+def carry(geometry, settings, run, buffers, state, back):
+    """A run's state from the buffers, or `back` into them."""
+    move_visits(geometry, run, buffers, state, back)
+    move(geometry.pair_at, buffers.logits, run, state.logits, back)
 
 
 @formula

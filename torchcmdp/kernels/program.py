@@ -16,7 +16,7 @@ from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.limits import IMPROVEMENT, ROUNDING
 from torchcmdp.kernels.memory import room
 from torchcmdp.kernels.options import exact_entry, kernel
-from torchcmdp.kernels.padding import put, take, take_each
+from torchcmdp.kernels.padding import LOAD, STORE, move, move_each
 from torchcmdp.kernels.simplex import (
     OCCUPANCY,
     Simplex,
@@ -284,7 +284,6 @@ class Instance(NamedTuple):
     upper: np.ndarray
     costs: np.ndarray
     occupancy: np.ndarray
-    multipliers: np.ndarray
 
 
 @exact_entry
@@ -295,19 +294,16 @@ def optimise_range(
     """Solve instances start..stop-1 of a batch of flattened padded tensors, filling in the outputs."""
     entry_at, pair_at = geometry.entry_at, geometry.pair_at
     for b in range(start, stop):
-        take(entry_at, lower, b, instance.lower)
-        take(entry_at, upper, b, instance.upper)
-        take(pair_at, rewards, b, instance.rewards)
-        take_each(pair_at, costs, b, instance.costs)
+        move(entry_at, lower, b, instance.lower, LOAD)
+        move(entry_at, upper, b, instance.upper, LOAD)
+        move(pair_at, rewards, b, instance.rewards, LOAD)
+        move_each(pair_at, costs, b, instance.costs, LOAD)
         status[b], iterations[b], value[b], excess[b], residual[b] = optimise_one(
             geometry, instance.rewards, instance.lower, instance.upper, instance.costs, max_iterations, work,
-            instance.occupancy, instance.multipliers,
+            instance.occupancy, multipliers[b],
         )  # fmt: skip
-        if status[b] == INVALID:
-            continue
-        put(entry_at, instance.occupancy, b, occupancy)
-        for i in range(costs.shape[1]):
-            multipliers[b, i] = instance.multipliers[i]
+        if status[b] != INVALID:
+            move(entry_at, occupancy, b, instance.occupancy, STORE)
 
 
 class Batch(NamedTuple):
@@ -333,7 +329,7 @@ def optimise_batch(
     entries, pairs = len(geometry.successor), len(geometry.pair_at)
 
     def make() -> tuple[Work, Instance, Geometry]:
-        sizes = (pairs, entries, entries, (m, pairs), entries, m)
+        sizes = (pairs, entries, entries, (m, pairs), entries)
         # with the geometry, so that its identity stays its own for as long as it is a key
         return workspace(geometry, m), Instance(*(np.zeros(size) for size in sizes)), geometry
 

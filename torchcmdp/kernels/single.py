@@ -10,7 +10,7 @@ import numpy as np
 
 from torchcmdp.kernels.block import BAD_POLICY, BAD_PROBLEM, BAD_STEP, enter, leave, measure, move_on, roll_out
 from torchcmdp.kernels.options import entry_for, exact_entry, kernel
-from torchcmdp.kernels.padding import take, take_each
+from torchcmdp.kernels.padding import LOAD, STORE, move, move_each
 from torchcmdp.kernels.rollout import is_policy, sums_to_one
 from torchcmdp.status import INVALID
 
@@ -54,7 +54,7 @@ def read_steps(geometry, run, walk, steps):
 def rollout_range(start, stop, geometry, world, policy, walk, failed, stage):
     """walk <- an episode of runs start .. stop-1 with the policies `(runs x L S A)`."""
     for run in range(start, stop):
-        take(geometry.pair_at, policy, run, stage.policy)
+        move(geometry.pair_at, policy, run, stage.policy, LOAD)
         if not (is_policy(stage.policy) and sums_to_one(geometry, stage.policy)):
             failed[run] = BAD_POLICY
             continue
@@ -84,9 +84,9 @@ def track_range(start, stop, geometry, transitions, comparator, policy, reward_v
         sums: `(runs x (5 + 3 m))`.
     """
     for run in range(start, stop):
-        take(geometry.pair_at, policy, run % policy.shape[0], stage.policy)
-        take_each(geometry.pair_at, reward_values, run % reward_values.shape[0], stage.reward_values)
-        take_each(geometry.pair_at, cost_values, run % cost_values.shape[0], stage.cost_values)
+        move(geometry.pair_at, policy, run % policy.shape[0], stage.policy, LOAD)
+        move_each(geometry.pair_at, reward_values, run % reward_values.shape[0], stage.reward_values, LOAD)
+        move_each(geometry.pair_at, cost_values, run % cost_values.shape[0], stage.cost_values, LOAD)
         for k in range(rewards.shape[1]):
             stage.steps.rewards[k] = rewards[run, k]
             for i in range(costs.shape[2]):
@@ -100,12 +100,14 @@ def _update(start, stop, geometry, settings, hyper, learnt, walk, buffers, last,
         if not read_steps(geometry, run, walk, stage.steps):
             failed[run] = BAD_STEP
             continue
-        learner.load(geometry, settings, hyper, run, buffers, state)
+        learner.carry(geometry, settings, run, buffers, state, LOAD)
+        for p in range(state.visits.shape[0]):
+            learner.follow(geometry, settings, hyper, run, p, state)
         learner.plan(geometry, state, stage.policy)
         status = learner.update(geometry, settings, hyper, run, learnt + 1, stage.policy, stage.steps, buffers, state, last)
         if status == INVALID:
             failed[run] = BAD_PROBLEM
-        learner.store(geometry, settings, run, buffers, state)
+        learner.carry(geometry, settings, run, buffers, state, STORE)
 
 
 @cache

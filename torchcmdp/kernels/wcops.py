@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import KernelSet, Room, confidence_row, empty_room, kernel_set, upper_occupancy_visited
-from torchcmdp.kernels.empirical import load_visits, store_visits
+from torchcmdp.kernels.empirical import move_visits
 from torchcmdp.kernels.estimation import (
     bonus,
     cumulative_surprise,
@@ -32,7 +32,7 @@ from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.metrics import solver_tags, tell_solver
 from torchcmdp.kernels.occupancy import policy_of_log
 from torchcmdp.kernels.options import formula, kernel
-from torchcmdp.kernels.padding import put, put_each, take, take_each
+from torchcmdp.kernels.padding import move, move_each
 from torchcmdp.kernels.projection import ELASTIC, Limits
 from torchcmdp.kernels.solver import project_at
 from torchcmdp.kernels.work import Work, workspace
@@ -161,30 +161,19 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
 
 
 @kernel
-def load(geometry, settings, hyper, run, buffers, state):
-    """state <- a run's buffers, and what follows from them."""
-    load_visits(geometry, run, buffers, state)
-    take(geometry.entry_at, buffers.log_occupancy, run, state.log_occupancy)
-    take_each(geometry.pair_at, buffers.cost_estimate, run, state.cost_estimate)
+def carry(geometry, settings, run, buffers, state, back):
+    """A run's state from the buffers, or `back` into them."""
+    move_visits(geometry, run, buffers, state, back)
+    move(geometry.entry_at, buffers.log_occupancy, run, state.log_occupancy, back)
+    move_each(geometry.pair_at, buffers.cost_estimate, run, state.cost_estimate, back)
     if settings.prior == 1:
-        take_each(geometry.pair_at, buffers.low_end, run, state.low_end)
-    for p in range(state.visits.shape[0]):
-        place = geometry.pair_at[p]
-        state.samples[p] = buffers.samples[run, place] if settings.drift == 1 else state.visits[p]
-        state.loss_sum[p] = buffers.loss_sum[run, place] if settings.robust == 1 else 0.0
-        follow(geometry, settings, hyper, run, p, state)
-
-
-@kernel
-def store(geometry, settings, run, buffers, state):
-    """A run's state back into the buffers."""
-    store_visits(geometry, run, buffers, state)
-    put(geometry.entry_at, state.log_occupancy, run, buffers.log_occupancy)
-    put_each(geometry.pair_at, state.cost_estimate, run, buffers.cost_estimate)
-    if settings.drift == 1:
-        put(geometry.pair_at, state.samples, run, buffers.samples)
+        move_each(geometry.pair_at, buffers.low_end, run, state.low_end, back)
     if settings.robust == 1:
-        put(geometry.pair_at, state.loss_sum, run, buffers.loss_sum)
+        move(geometry.pair_at, buffers.loss_sum, run, state.loss_sum, back)
+    if settings.drift == 1:
+        move(geometry.pair_at, buffers.samples, run, state.samples, back)
+    elif not back:  # every visit is a sample
+        move(geometry.pair_at, buffers.visits, run, state.samples, back)
 
 
 @kernel

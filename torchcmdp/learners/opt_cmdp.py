@@ -50,11 +50,7 @@ class OptCMDP(EmpiricalLearner):
     planned: Tensor
 
     def __init__(
-        self,
-        *args: Any,
-        solver: str | ProgramSolver = "column_generation",
-        costs: CostModel | None = None,
-        **settings: Any,
+        self, *args: Any, solver: str | ProgramSolver = "column_generation", costs: CostModel | None = None, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
         self.solver = program_solver(solver)

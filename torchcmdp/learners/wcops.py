@@ -88,11 +88,7 @@ class WCOPS(Learner):
     _uniform: Tensor
 
     def __init__(
-        self,
-        *args: Any,
-        solver: str | ProjectionSolver = "newton",
-        costs: CostModel | None = None,
-        **settings: Any,
+        self, *args: Any, solver: str | ProjectionSolver = "newton", costs: CostModel | None = None, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
         self.solver = projection_solver(solver)
