@@ -88,7 +88,7 @@ class Simulator:
         self._first_place = place[:, 0]
         self._first_own_place = own_place[:, :, 0].unbind(1)
         self._first_row = (own_place if cmdp.batch_shape else place) * actions  # of `_successors`
-        self._compact: tuple[np.ndarray, np.ndarray] | None = None  # transitions and thresholds without padding
+        self._compact: tuple[Any, Any] | None = None  # transitions and thresholds without padding
 
     def _check_values(self) -> None:
         """The values of the next episode, refused if they do not fit the CMDP."""
@@ -110,7 +110,8 @@ class Simulator:
         shape = self.cmdp.layout.pair_shape
         policy = shaped_policy(policy, self.cmdp.layout, self.runs)
         self.watch(policy)
-        if engine() != "torch" and policy.dtype == torch.float64 and policy.device == self.device and self.is_packable:
+        here = policy.device == self.device and self.device.type == "cpu"
+        if engine() != "torch" and here and policy.dtype == torch.float64 and self.is_packable:
             return self._rollout_compiled(policy.detach().expand(self.runs, *shape))
         policy = checked_policy(policy, self.cmdp.layout, self.runs).detach().expand(self.runs, *shape)
         uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
@@ -153,9 +154,9 @@ class Simulator:
 
     @property
     def is_packable(self) -> bool:
-        """Whether kernels can play its next episode: float64 on the CPU, and processes of ours."""
-        cpu = self.dtype == torch.float64 and self.device.type == "cpu"
-        return cpu and is_packable(self.rewards) and is_packable(self.costs) and self.episodes_left >= 1
+        """Whether kernels can play its next episode: float64, and processes of ours on its device."""
+        ours = is_packable(self.rewards, self.device) and is_packable(self.costs, self.device)
+        return self.dtype == torch.float64 and ours and self.episodes_left >= 1
 
     @property
     def episodes_left(self) -> float:

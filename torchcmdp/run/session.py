@@ -138,8 +138,8 @@ class Session:
         started = time.monotonic()
         why = self.obstacle
         if why:
-            if engine() == "compiled":
-                raise InvalidInput(f'engine is "compiled", but {why}; expected what kernels can play, or engine "auto".')
+            if (chosen := engine()) in ("compiled", "cuda"):
+                raise InvalidInput(f'engine is "{chosen}", but {why}; expected what kernels can play, or engine "auto".')
             episodes = 1
             self._step()
         else:
