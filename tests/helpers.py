@@ -43,6 +43,15 @@ def lenient(learner: tc.Learner) -> tc.Baseline:
     return tc.Baseline(tc.uniform_policy(learner.layout, **like), bounds)
 
 
+def matching_game(mask: object = ((1, 1, 0), (1, 1, 1), (1, 1, 1))) -> LayeredCMDP:
+    """Four steps from the first of three states to one drawn at random: the action of the state's number pays 1, and costs 2 in the
+    first. The uniform policy earns 4/3 of the 4 that there are, or 5/3 where the first state lacks the last action."""
+    P, pay = np.full((3, 3, 3), 1 / 3), np.eye(3)
+    cost = np.zeros((3, 3))
+    cost[0, 0] = 2.0
+    return tc.problems.from_arrays(P, pay, cost, horizon=4, budget=8.0, mask=mask)
+
+
 # what a learner cannot be made without
 NEEDED: dict[str, dict[str, Any]] = {key: {"baseline": lenient} for key in ("s-ops", "ma-ops", "dope")}
 # settings with which a dozen episodes move every part of a learner
