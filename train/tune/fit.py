@@ -21,6 +21,7 @@ from . import fit_design as design
 from .evaluate import stage
 from .fit_design import Cell
 from .follow import Follow
+from .instances import RULES
 
 TODAY, FIXED, FITTED = "today's", "one trained set", "fitted"
 MEASURES = ("objective", "regret", "positive violation")
@@ -94,7 +95,7 @@ def settings(options: Options) -> dict[str, Any]:
         **RECIPE,
         **{name: getattr(value, "config", lambda v=value: v)() for name, value in practical_costs().settings().items()},
     }
-    return {"seed": options.seed, "updates": options.updates, **{n: getattr(design, n) for n in names}, "recipe": recipe}
+    return {"seed": options.seed, "updates": options.updates, **{n: getattr(design, n) for n in names}, "recipe": recipe, **RULES}
 
 
 def trained_map(options: Options, cells: Cells, folder: Path, name: str) -> Follow:

@@ -19,6 +19,8 @@ GAP = 0.2  # Slater gap that costs are shifted to
 # safety; above, no reasonable weight of the violation keeps a study from breaking the constraints.
 MULTIPLIERS = (0.5, 2.0)
 STRIDE = 10_000  # between the seeds of two draws of an instance, so that no two instances share any
+# All of this, for the settings of whatever is kept: results on other instances are other results.
+RULES = {"rules": {"held_out": HELD_OUT, "gap": GAP, "multipliers": MULTIPLIERS, "stride": STRIDE, "draws": DRAWS}}
 
 
 @dataclass(frozen=True, eq=False)
