@@ -13,6 +13,7 @@ STUDIES = {
     "compare": Command(f"{__package__}.compare", "gradients, random search, TPE and CMA-ES at equal run-episodes, held out"),
     "variance": Command(f"{__package__}.variance", "the variance of every gradient estimator against the horizon"),
     "sensitivity": Command(f"{__package__}.sensitivity", "regret and violation against each constant, with gradients as tangents"),
+    "fit": Command(f"{__package__}.fit", "constants that follow the problem, trained on some problems and judged on others"),
     "rivals": Command(
         f"{__package__}.rivals", "constants for the rivals by a grid, on the same instances and by the same objective"
     ),

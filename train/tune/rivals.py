@@ -16,7 +16,7 @@ from torchcmdp.learners import LEARNERS
 from ..paper.presets import maker, settings
 from ..program import Count, Positive, bar, begin, publish, table
 from .evaluate import stage
-from .instances import InstanceOptions, Instances, make_instances
+from .instances import RULES, InstanceOptions, Instances, make_instances
 
 SCALES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 STEPS = (1.0, 3.0, 10.0, 30.0, 100.0)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     config = {name: value for name, value in vars(options).items() if name not in ("name", "logdir")}
     rows = []
     for key, grid in GRIDS.items():
-        found = stage(folder, key, {**config, "grid": grid}, lambda k=key, g=grid: search(options, training, k, g))
+        found = stage(folder, key, {**config, "grid": grid, **RULES}, lambda k=key, g=grid: search(options, training, k, g))
         for point in ranked(found)[:3]:
             constants = ", ".join(f"{name} {point[name]}" for name in grid)
             first = f"{point['first']} of {options.repetitions}"

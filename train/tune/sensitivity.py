@@ -18,7 +18,7 @@ from .. import program
 from ..program import Count, Positive, begin, plus_minus, table
 from .evaluate import stage
 from .figures import KNOWN_AS, PARTS, sensitivity_figure
-from .instances import InstanceOptions, make_instances
+from .instances import RULES, InstanceOptions, make_instances
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # around the point
 SIGMA = 0.3  # spread of the logarithm of a scale: what is drawn is the mean over it, and so are the tangents
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     made = make_instances(options.widths, options.actions, options.constraints, seeds, options.horizon)
     study = made.study(options.horizon, options.weight, options.delta)
     config = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick")}
-    point = {"point": PRACTICAL_SCALES, "factors": FACTORS, "sigma": SIGMA}
+    point = {"point": PRACTICAL_SCALES, "factors": FACTORS, "sigma": SIGMA, "normal": NORMAL, **RULES}
     curves = stage(
         folder, "sensitivity", {**config, **point}, lambda: sensitivity(study, PRACTICAL_SCALES, options.pairs, options.seed)
     )

@@ -18,7 +18,7 @@ from .. import program
 from ..program import Count, Positive, spelled, table, with_interval
 from .evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
 from .figures import front_figure, sensitivity_figure
-from .instances import HELD_OUT, InstanceOptions, Instances, make_instances
+from .instances import HELD_OUT, RULES, InstanceOptions, Instances, make_instances
 from .sensitivity import note, sensitivity
 
 # Where the descent begins: the paper's steps, and a fraction of its widths and threshold. At the paper's own no gradient comes from
@@ -151,7 +151,12 @@ class Work:
 
     def stage(self, name: str, extra: Mapping[str, Any], function: Any) -> Any:
         """What the function returns, kept in a file, so that an interrupted study does not do it again."""
-        return stage(self.folder, name, {**self.config, "held_out": self.options.held_out, "extra": extra}, function)
+        return stage(
+            self.folder,
+            name,
+            {**self.config, "held_out": self.options.held_out, "box": BOX, "start": START, **RULES, "extra": extra},
+            function,
+        )
 
     def changed(self) -> list[str]:
         """The options that differ from their defaults, as one would type them."""
