@@ -17,7 +17,7 @@ from .. import program
 from ..program import Count, Positive, begin, plus_minus, table, write_table
 from .evaluate import stage
 from .figures import budget_figure
-from .instances import HELD_OUT, RULES, Instances, make_instances
+from .instances import HELD_OUT, RULES, InstanceOptions, Instances, make_instances
 from .methods import METHODS, Search, constants, package, start_of
 from .study import BOX
 
@@ -27,7 +27,7 @@ ABOVE = 0.2  # the goal is about budgets above this share of the whole
 
 
 @dataclass
-class Options:
+class Options(InstanceOptions):
     """Compare five ways to find the constants of WC-OPS, at equal run-episodes.
 
     The smoothed gradient with Adam, the mixed gradient with Adam, random search, TPE (optuna) and CMA-ES (cmaes; both in the extra
@@ -48,10 +48,6 @@ class Options:
     instances: Count = 4  # Seeds of the training instances of a repetition, each with stochastic and with changing costs.
     held_out: Count = 16  # Seeds of the instances that are judged on, each with stochastic and with changing costs.
     weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
-    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
-    actions: Count = 3  # Actions in each state.
-    constraints: Count = 2  # Safety constraints.
-    delta: float = 0.01  # Failure probability of the confidence sets.
     seed: int = 0  # Of the first training instance and of all random numbers.
     name: str = "tune-compare"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.

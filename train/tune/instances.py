@@ -11,6 +11,8 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.tuning import Study
 
+from ..program import Count
+
 KINDS = ("stochastic", "adversarial")
 HELD_OUT = 1000  # the first seed of the instances that the study never sees
 DRAWS = 1000  # of an instance, or of its costs after the change, until it is as asked
@@ -21,6 +23,16 @@ MULTIPLIERS = (0.5, 2.0)
 STRIDE = 10_000  # between the seeds of two draws of an instance, so that no two instances share any
 # All of this, for the settings of whatever is kept: results on other instances are other results.
 RULES = {"rules": {"held_out": HELD_OUT, "gap": GAP, "multipliers": MULTIPLIERS, "stride": STRIDE, "draws": DRAWS}}
+
+
+@dataclass
+class InstanceOptions:
+    """What the programs of this package have in common: the size of their instances, and delta."""
+
+    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
+    actions: Count = 3  # Actions in each state.
+    constraints: Count = 2  # Safety constraints.
+    delta: float = 0.01  # Failure probability of the confidence sets.
 
 
 @dataclass(frozen=True, eq=False)

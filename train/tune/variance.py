@@ -17,7 +17,7 @@ from .. import program
 from ..program import Count, begin, table, write_table
 from .evaluate import stage
 from .figures import variance_figure
-from .instances import RULES, make_instances
+from .instances import RULES, InstanceOptions, make_instances
 from .study import START
 
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -29,7 +29,7 @@ NAMED = ("smoothed", *CONTROLLED, "PES", "mixed", "pathwise", "sampled")
 
 
 @dataclass
-class Options:
+class Options(InstanceOptions):
     """Measure the variance of every estimator of the gradient of the objective in the logarithms of the scales.
 
     Of each instance many independent samples of the gradient are made; the variance is that between the samples of an instance,
@@ -47,10 +47,6 @@ class Options:
     instances: Count = 2  # Seeds of the instances, each with stochastic and with changing costs.
     samples: Count = 16  # Of the gradient, from each instance.
     weight: float = 3.0  # Of the positive violation in the objective.
-    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
-    actions: Count = 3  # Actions in each state.
-    constraints: Count = 2  # Safety constraints.
-    delta: float = 0.01  # Failure probability of the confidence sets.
     seed: int = 0  # Of the first instance and of all random numbers.
     name: str = "tune-variance"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
