@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parts import PROCESSES, parts
 from projection_instances import random_instances
 from simulated_cuda import PARTS, after_episodes
-from test_blocks import PROCESSES, parts
 
 import torchcmdp as tc
 from torchcmdp.kernels import cuda
