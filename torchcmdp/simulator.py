@@ -16,7 +16,8 @@ from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import compact, room
 from torchcmdp.learners.compiled import check_failures
 from torchcmdp.occupancy import checked_policy, shaped_policy
-from torchcmdp.processes import Fixed, check_keys
+from torchcmdp.processes import Fixed
+from torchcmdp.processes.base import check_keys
 from torchcmdp.processes.compiled import episodes_left, is_packable, pack, unpack
 from torchcmdp.protocols import Axes, ProcessLike
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
