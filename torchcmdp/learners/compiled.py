@@ -255,7 +255,7 @@ def _wcops_settings(learner: Any) -> Any:
     from torchcmdp.kernels.wcops import Settings
     from torchcmdp.learners.wcops import OCCUPANCY_FLOOR
 
-    layout, m, made_for = learner.layout, learner.constraints, {"horizon": learner.horizon, "delta": learner.delta}
+    layout, m, made_for = learner.layout, learner.constraints, learner.made_for
     factor, logarithm = luck_terms(layout, m, **made_for)
     solver, costs, drift = learner.solver, learner.costs, learner.costs.drift or Drift()
     unit = drift.unit(layout)
@@ -285,7 +285,7 @@ def _wcops_settings(learner: Any) -> Any:
 
 def _empirical_settings(learner: Any) -> dict[str, Any]:
     """What the learners that keep averages have in common."""
-    layout, made_for = learner.layout, {"horizon": learner.horizon, "delta": learner.delta}
+    layout, made_for = learner.layout, learner.made_for
     logarithm = feedback_log_term(learner.radii, layout, learner.constraints, **made_for)
     return {
         "kind": CONFIDENCE_KINDS.index(learner.kernel_kind),
@@ -318,6 +318,6 @@ def _pdbps_settings(learner: Any) -> Any:
 
     return Settings(
         kind=CONFIDENCE_KINDS.index(learner.confidence),
-        iota=transition_log_term(learner.layout, learner.horizon, learner.delta),
+        iota=transition_log_term(learner.layout, **learner.made_for),
         largest_multiplier=float(learner.horizon**0.25),
     )
