@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -52,24 +53,22 @@ class Face:
 @lru_cache(maxsize=32)
 def face_of(kind: type) -> Face | None:
     """The face of a class of learners, None for those of somebody else."""
-    from torchcmdp.learners.greedy import Greedy
-    from torchcmdp.learners.opt_cmdp import OptCMDP
-    from torchcmdp.learners.opt_primal_dual import OptPrimalDual
-    from torchcmdp.learners.pdbps import PDBPS
-    from torchcmdp.learners.uobreps import UOBREPS
-    from torchcmdp.learners.wcops import WCOPS
+    from torchcmdp.learners import PDBPS, UOBREPS, WCOPS, Greedy, OptCMDP, OptPrimalDual
 
     if kind not in (WCOPS, UOBREPS, OptPrimalDual, PDBPS, OptCMDP, Greedy):
         return None
     from torchcmdp.kernels import block, opt_cmdp, opt_primal_dual, pdbps, single, wcops
 
-    if kind in (OptCMDP, Greedy):
-        return Face(opt_cmdp, _opt_cmdp_settings, single.update_opt_cmdp, block.play_opt_cmdp)
-    if kind is OptPrimalDual:
-        return Face(opt_primal_dual, _opt_primal_dual_settings, single.update_opt_primal_dual, block.play_opt_primal_dual)
-    if kind is PDBPS:
-        return Face(pdbps, _pdbps_settings, single.update_pdbps, block.play_pdbps)
-    return Face(wcops, _wcops_settings, single.update_wcops, block.play_wcops)
+    faces: dict[type, tuple[ModuleType, Callable[[Any], Any]]] = {
+        WCOPS: (wcops, _wcops_settings),
+        UOBREPS: (wcops, _wcops_settings),
+        OptPrimalDual: (opt_primal_dual, _opt_primal_dual_settings),
+        PDBPS: (pdbps, _pdbps_settings),
+        OptCMDP: (opt_cmdp, _opt_cmdp_settings),
+        Greedy: (opt_cmdp, _opt_cmdp_settings),
+    }
+    kernels, settings = faces[kind]
+    return Face(kernels, settings, single.update_of(kernels), block.play_of(kernels))
 
 
 def obstacle(learner: Learner, gpu: bool = False) -> str:

@@ -49,11 +49,7 @@ TAGS_BY_CONSTRAINT = {
     "Metrics/EpCost": "episode_cost",
 }
 BANDED = (
-    "Regret/cumulative",
-    "Regret/alpha",
-    "Violation/cumulative",
-    "Violation/positive",
-    "Violation/unsafe_share",
+    *("Regret/cumulative", "Regret/alpha", "Violation/cumulative", "Violation/positive", "Violation/unsafe_share"),
     "Metrics/EpRet",
 )
 OVER_ROOT = {"Regret/cumulative": "Regret/over_sqrt_t", "Violation/cumulative": "Violation/over_sqrt_t"}
@@ -126,11 +122,6 @@ class Session:
     def completed(self) -> bool:
         """Whether every episode was played."""
         return self.played == self.episodes
-
-    @property
-    def name(self) -> str:
-        """What the learner is called."""
-        return str(self.config["learner"]["name"])
 
     @property
     def last_point(self) -> int:
