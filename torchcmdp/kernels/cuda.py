@@ -65,7 +65,7 @@ APART = {
         occupancy: ("policy_of_log", "policy_of_logits"),
         rollout: ("rollout",),
         block: ("measure", "move_on"),
-        **dict.fromkeys((wcops, opt_cmdp, opt_primal_dual, pdbps), ("load", "update", "store")),
+        **dict.fromkeys((wcops, opt_cmdp, opt_primal_dual, pdbps), ("carry", "update")),
     }.items()
     for name in names
 }
