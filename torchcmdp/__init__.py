@@ -149,7 +149,7 @@ _LAZY = ("adapters", "nn", "testing", "tuning")
 
 
 # Gymnasium 1 reads no entry points: in `gymnasium.make("torchcmdp:torchcmdp/TwoPath-v0")` it imports what stands before the colon.
-if "gymnasium" in sys.modules:
+if sys.modules.get("gymnasium") is not None:
     importlib.import_module(f"{__name__}.adapters.gymnasium")
 
 
