@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,20 @@ HORIZON = 100
 SMALL: dict[str, Any] = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.05, "radius_scale": 0.1}
 # Gamma reacts within a few episodes, and safe sets run empty
 ADAPTIVE = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.02, "radius_scale": 0.05, "threshold_scale": 0.0002}
+# of the command line: a learner alone in a tiny CMDP
+SMALL_JOB = ["--learner", "wc-ops", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
+
+
+def interrupted(make: Callable[..., Any], call: int) -> Callable[..., Any]:
+    """The function, which somebody interrupts when it is called for the so-manieth time."""
+    calls = itertools.count(1)
+
+    def made(*args: Any) -> Any:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return make(*args)
+
+    return made
 
 
 def lenient(learner: tc.Learner) -> tc.Baseline:
