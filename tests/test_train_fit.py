@@ -115,7 +115,8 @@ def test_judging_is_practical_wcops_with_the_scales_on_the_same_random_numbers()
 
 def test_it_wins_only_beyond_both_intervals() -> None:
     def judged(fitted: float, spread: float) -> list[fit.Judged]:
-        noise = (spread * torch.randn(20, generator=torch.Generator().manual_seed(0))).tolist()
+        draw = torch.randn(20, generator=torch.Generator().manual_seed(0))
+        noise = (spread * (draw - draw.mean())).tolist()
         methods = {fit.TODAY: [0.0] * 20, fit.FIXED: [-0.5] * 20, fit.FITTED: [fitted + x for x in noise]}
         return [{name: {measure: values for measure in fit.MEASURES} for name, values in methods.items()}]
 
