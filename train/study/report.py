@@ -116,7 +116,8 @@ def _goals(numbers: Numbers, n: int, rival: str) -> str:
         hits = undominated(players, "practical WC-OPS")
         met = float(hits.double().mean()) >= design.LEAST_UNDOMINATED and wilson(int(hits.sum()), n)[0] > design.LEAST_LOWER_END
         tight, roomy = (float(part.double().mean()) for part in (hits[::2], hits[1::2]))  # as the seeds alternate
-        line = f"- {setting}: undominated on {_fraction(hits)} (tight {tight:.0%}, with slack {roomy:.0%}): {'met' if met else 'not met'}"
+        shares = f"{_fraction(hits)} (tight {tight:.0%}, with slack {roomy:.0%})"
+        line = f"- {setting}: undominated on {shares}: {'met' if met else 'not met'}"
         if setting in design.CHANGING:
             ratio = float(players["practical WC-OPS"]["positive violation"].mean() / players[rival]["positive violation"].mean())
             kept = "met" if ratio <= design.MOST_VIOLATION else "not met"
