@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers import SMALL_JOB
 
 import torchcmdp as tc
 from torchcmdp.distributed import process_rank
@@ -18,22 +19,7 @@ from train.__main__ import main as train
 
 RUNS, EPISODES, LOG_EVERY = 5, 20, 4
 WIDTHS = (1, 2, 3, 1)
-MAIN_JOB = [
-    "--learner",
-    "wc-ops",
-    "--episodes",
-    "30",
-    "--runs",
-    "3",
-    "--widths",
-    "1",
-    "2",
-    "1",
-    "--actions",
-    "2",
-    "--constraints",
-    "1",
-]
+MAIN_JOB = [*SMALL_JOB, "--episodes", "30", "--runs", "3"]
 
 
 class Stopping:
