@@ -132,7 +132,11 @@ def measure(geometry, run, transitions, comparator, sums, stage):
 
 @kernel
 def move_on(geometry, world, run, t, final, stage):
-    """Move the processes on from the t-th episode; an adversary's values of the final one are kept."""
+    """Move the processes on from the t-th episode, of which a recorder keeps the values; so does an adversary of the final one."""
+    if t < world.rewards.kept.shape[0]:
+        store(geometry, stage.reward_values, run, world.rewards.kept[t])
+    if t < world.costs.kept.shape[0]:
+        store(geometry, stage.cost_values, run, world.costs.kept[t])
     if final and world.rewards.kind == OGD:
         store(geometry, stage.reward_values, run, world.rewards.played)
     if final and world.costs.kind == OGD:

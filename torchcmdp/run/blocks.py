@@ -58,7 +58,7 @@ class Blocks:
         env.watch(self.learner.policy)
         packed = Packed(self.learner)
         sums = self.diagnostics.room_for(packed.tags, env.device)
-        world, scene = env.pack(), self._scene(packed, sums)
+        world, scene = env.pack(episodes), self._scene(packed, sums)
 
         def piece(start: int, stop: int) -> None:
             stage, state = packed.room(env.constraints)
