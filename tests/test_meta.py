@@ -1,6 +1,7 @@
 """Ready for a GPU without having one: whole episodes on the meta device, which has no values to read and mixes with no other.
 
-`pytest --device cuda tests/test_meta.py` plays the same episodes on a real device and compares them with the CPU's.
+`pytest --device cuda tests/test_meta.py` plays the same episodes on a real device and compares them with the CPU's, and so does
+`NUMBA_ENABLE_CUDASIM=1 pytest --device simulator tests/test_meta.py` with the blocks of episodes that kernels play.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def tensors(game: Playing) -> dict[str, Tensor]:
     return {**state, **tracked, **values, **game.learner.diagnostics()}
 
 
+COMPILED = ("wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps")
 every_learner = pytest.mark.parametrize("key", LEARNERS)
 every_process = pytest.mark.parametrize("kind", PROCESSES)
 
@@ -129,3 +131,22 @@ def test_the_chosen_device_plays_as_the_cpu_does(key: str, kind: str, device: to
             torch.testing.assert_close(value.cpu(), expected[name], rtol=0, atol=1e-6, msg=name)
     there.tracker.record()
     assert there.tracker.regret.isfinite().all() and there.tracker.violation.shape == (RUNS, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"), [*((key, "Bernoulli") for key in COMPILED), *(("wc-ops", kind) for kind in PROCESSES if kind != "Recorder")]
+)
+def test_kernels_on_the_chosen_device_play_as_torch_does_on_the_cpu(
+    key: str, kind: str, device: torch.device, request: pytest.FixtureRequest
+) -> None:
+    """Whole runs, in blocks of episodes."""
+    there, here = (playing(key, kind, place, own=kind == "Bernoulli") for place in (device, torch.device("cpu")))
+    engine = "cuda" if request.config.getoption("--device") == "simulator" else "auto"
+    found = tc.run(there.learner, there.env, EPISODES, engine=engine, progress=False)
+    expected = tc.run(here.learner, here.env, EPISODES, engine="torch", progress=False)
+    for name in ("regret", "violation", "realised_violation"):
+        torch.testing.assert_close(getattr(found, name).cpu(), getattr(expected, name), rtol=0, atol=1e-6, equal_nan=True)
+    state = here.learner.state_dict()
+    for name, value in there.learner.state_dict().items():
+        assert value.device == there.env.device, name
+        torch.testing.assert_close(value.cpu(), state[name], rtol=0, atol=1e-6, msg=name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torchcmdp import problems
 from torchcmdp.baselines import Baseline, Mixture, baseline
-from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
+from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
 from torchcmdp.costs import CostModel, Drift, MeanCosts, PaperCosts, PriorCosts
 from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
@@ -41,6 +41,7 @@ from torchcmdp.solver import Solver
 from torchcmdp.status import Status
 from torchcmdp.trajectory import Trajectory
 from torchcmdp.units import Units
+from torchcmdp.unrolling import unroll
 
 if TYPE_CHECKING:
     from torchcmdp import adapters, nn, testing, tuning

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcmdp.baselines import Mixture
 from torchcmdp.comparators import Comparators, check_entry, stacked
-from torchcmdp.errors import InvalidInput, brief, check_delta, check_tensor
+from torchcmdp.errors import InvalidInput
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.limits import UNSAFE_ABOVE
 from torchcmdp.kernels.memory import compact, room
@@ -18,6 +18,7 @@ from torchcmdp.occupancy import expected_value, pair_occupancy_of, shaped_policy
 from torchcmdp.planning import alpha_of
 from torchcmdp.protocols import Axes, EnvironmentLike
 from torchcmdp.simulator import Simulator
+from torchcmdp.statistics import growth_exponent, mean_and_interval, worst_constraint
 from torchcmdp.trajectory import Trajectory
 from torchcmdp.units import Units, units_of
 
@@ -56,58 +57,6 @@ def episode_regret(rewards: Tensor, comparator: Tensor, occupancy: Tensor) -> Te
 def is_unsafe(costs: Tensor) -> Tensor:
     """Whether the cost of some constraint, `(... x m)`, exceeds zero by more than rounding, 1e-9: `(...)`."""
     return (costs > UNSAFE_ABOVE).any(-1)
-
-
-def worst_constraint(sums: Tensor) -> Tensor:
-    """The largest over the constraints of `(... x m)`: `(...)`; zero without constraints."""
-    return sums.amax(-1) if sums.shape[-1] else sums.new_zeros(sums.shape[:-1])
-
-
-def mean_and_interval(x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Mean over runs and the half-width of its confidence interval, t_{n-1} * s / sqrt(n); NaN for a single run.
-
-    Args:
-        x: `(runs x ...)`.
-        level: Confidence level, in (0, 1).
-    """
-    check_delta(level, "level")
-    check_tensor("x", x, axes=1)
-    if not x.is_floating_point() or not len(x):
-        raise InvalidInput(f"x is {brief(x)}; it must hold floating-point numbers of at least one run.")
-    runs = x.shape[0]
-    if runs < 2:
-        return x.mean(0), torch.full_like(x[0], torch.nan)
-    from scipy.special import stdtrit  # Student's quantile; scipy is slow to import, and only intervals need it
-
-    quantile = float(stdtrit(runs - 1, (1 + level) / 2))
-    return x.mean(0), x.std(0) * (quantile / runs**0.5)
-
-
-def growth_exponent(episodes: Tensor, curve: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """How fast a curve grows: b in curve = c t^b over the last half of its points, the mean over runs and its half-width.
-
-    Of every run the slope of log(curve) over log(t) by least squares, at those of the points where the curve is positive. Both
-    results are NaN if some run has fewer than two: such a run has no exponent, and leaving it out would flatter the others.
-
-    Args:
-        episodes: t at each point, `(points,)`.
-        curve: `(runs x points)`.
-        level: Confidence level of the interval.
-    """
-    check_tensor("episodes", episodes, axes=1)
-    check_tensor("curve", curve, axes=2)
-    if episodes.shape != curve.shape[1:] or not curve.is_floating_point() or episodes.device != curve.device or not len(curve):
-        raise InvalidInput(
-            f"episodes is {brief(episodes)} and curve {brief(curve)}; expected (points,) and floating-point (runs x points)."
-        )
-    half = curve.shape[-1] // 2
-    t, y = episodes[half:].to(curve), curve[:, half:]
-    used = y > 0
-    x, y = t.log().expand_as(y), torch.where(used, y, 1).log()
-    count = used.sum(-1, keepdim=True)
-    x = torch.where(used, x - (x * used).sum(-1, keepdim=True) / count, 0)
-    slopes = (x * y).sum(-1) / x.square().sum(-1)
-    return mean_and_interval(torch.where(count.squeeze(-1) > 1, slopes, torch.nan), level)
 
 
 def _summed(name: str, meaning: str) -> property:
@@ -178,8 +127,12 @@ class Curves:
         found = {"rho": self.rho, "alpha": self.alpha, **{name: getattr(self, name) for name in CURVES}}
         if self._units is None:
             return found
-        counts = torch.tensor(self._counts[self._first :], dtype=torch.float64, device=self._sums.device)
-        return in_units(found, self._units, counts)
+        return in_units(found, self._units, self._played)
+
+    @property
+    def _played(self) -> Tensor:
+        """Episodes up to each point, `(points,)`."""
+        return torch.tensor(self._counts[self._first :], dtype=torch.float64, device=self._sums.device)
 
     def newest(self) -> dict[str, Tensor]:
         """The same at the last point alone, `(runs [x m])` each; its cost does not grow with the number of points."""
@@ -265,8 +218,7 @@ class Curves:
     @property
     def unsafe_share(self) -> Tensor:
         """Share of the episodes so far in which <g_t, q_t> was above zero for some constraint, `(runs x points)`."""
-        counts = torch.tensor(self._counts[self._first :], dtype=torch.float64, device=self._sums.device)
-        return self._sum("unsafe") / counts
+        return self._sum("unsafe") / self._played
 
     @property
     def episode_return(self) -> Tensor:

@@ -20,6 +20,10 @@ from torchcmdp.status import Status
 
 # A violation that rounding explains.
 SAFE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+# Of a step's cost in normal form: what rounding may add to the least that a policy can keep to.
+BUDGET_TOLERANCE = 1e-9
+# The same of the program that finds what constraints can be kept together.
+JOINT_TOLERANCE = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +102,27 @@ def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
     margin, optimum = largest_margin(SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, costs))
     _check_solved(optimum)
     return margin
+
+
+def least_totals(values: Tensor, transitions: Tensor, layout: Layout) -> Tensor:
+    """The least that values of pairs can sum to over an episode in expectation, each table alone, by backward induction.
+
+    Args:
+        values: `(... x m x L x S x A)`.
+        transitions: P(y|x,a), `(... x L x S x A x K)`.
+        layout: Of both.
+
+    Returns:
+        `(... x m)` float64.
+    """
+    values, transitions = values.double(), transitions.double().unsqueeze(-5)
+    pairs, states = layout.pair_mask(values.device), layout.state_mask(values.device)
+    least = values.new_zeros(*torch.broadcast_shapes(values.shape[:-3], transitions.shape[:-4]), layout.width)
+    for k in reversed(range(layout.layers)):
+        ahead = (transitions[..., k, :, :, :] * layout.ahead(least, k)).sum(-1)
+        least = torch.where(pairs[k], values[..., k, :, :] + ahead, torch.inf).amin(-1)
+        least = torch.where(states[k], least, 0.0)
+    return least[..., 0]
 
 
 def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:

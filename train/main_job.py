@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,6 @@ import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.learners import LEARNERS, Learner
-from torchcmdp.run import run_split
 
 from . import program
 from .program import Count, NotNegative, Positive, Share, spelled, with_interval
@@ -158,26 +158,9 @@ def label_of(name: str) -> str:
 
 def play(options: Options, name: str, cmdp: tuple[tc.LayeredCMDP, Any], folder: Path, shown: Any = None) -> tc.RunResult:
     """All runs of one learner, divided over torchrun's processes if there are any; `shown` is the bar to move."""
-    made: list[tc.Simulator] = []
-
-    def make(runs: int, first_run: int) -> tuple[Learner, tc.Simulator]:
-        learner, env = build(options, name, *cmdp, runs, first_run)
-        made[:] = [env]
-        return learner, env
-
-    result = run_split(
-        make,
-        options.runs,
-        options.episodes or 0,
-        logdir=folder,
-        log_every=options.log_every,
-        progress=False,
-        images=False,
-        fresh=options.fresh,
-        checkpoint_every=options.checkpoint_every,
-        checkpoint_episodes=options.checkpoint_episodes,
-        on_progress=None if shown is None else program.watch(shown, int(shown.n), lambda: made[0].episode if made else 0),
-    )
+    how = {name: getattr(options, name) for name in ("log_every", "fresh", "checkpoint_every", "checkpoint_episodes")}
+    make = partial(build, options, name, *cmdp)
+    result = program.play_split(make, options.runs, options.episodes or 0, folder, shown, **how)
     # the theorems are about the paper's constants
     return replace(result, bounds={"trivial": result.bounds["trivial"]}) if name == PRACTICAL else result
 

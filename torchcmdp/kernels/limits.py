@@ -14,8 +14,16 @@ ACCEPTABLE_RESIDUAL, ACCEPTABLE_GAP = 1e-9, 1e-8
 # The gap of a solution grows with its multipliers; beyond this it is none.
 LARGEST_GAP = 1e-3
 
-# Newton's method from zero is given this many iterations before it is started again on a cooling schedule.
-PLAIN_ITERATIONS = 30
+# A step is doubled if the dual falls on it with this part of its first slope: with half of it a quadratic does.
+WITHOUT_CURVATURE = 0.75
+# Two roundings of one.
+UNIT_ROUNDING = 4e-16
+# Where the cap was raised, residuals are brought down to this, in so many steps at most.
+POLISHED, MOST_POLISHED = 1e-15, 20
+
+# Newton's method is given this many iterations from zero, and this many from the solution with a lower cap, before it is started
+# again on a cooling schedule.
+PLAIN_ITERATIONS, WARM_ITERATIONS = 30, 100
 
 # A safe set is empty if every occupancy violates some constraint by more than this, in its unit ...
 CERTAIN = 1e-12

@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 
 from torchcmdp.kernels.cpu import compiled
-from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, HARDLY_ANY, LONGEST_MOVE, RELATIVE_TOLERANCE, SETTLED_RELATIVE
+from torchcmdp.kernels.limits import (
+    ACCEPTABLE_RESIDUAL,
+    HARDLY_ANY,
+    LONGEST_MOVE,
+    MOST_POLISHED,
+    POLISHED,
+    RELATIVE_TOLERANCE,
+    SETTLED_RELATIVE,
+    UNIT_ROUNDING,
+    WITHOUT_CURVATURE,
+)
 from torchcmdp.kernels.linalg import assemble_border, prepare, schur, solve
-from torchcmdp.kernels.pairs import Problem, evaluate, weigh
+from torchcmdp.kernels.pairs import FREE, Problem, evaluate, flows, weigh
 from torchcmdp.kernels.quadratic import quadratic
 
 # An iteration rebalances flows at most this often, and halves its step at most this often.
@@ -163,8 +173,28 @@ def move(work, scale, cap):
 
 
 @compiled
+def extend(geometry, problem, cap, value, slope, trial_value, slack, work):
+    """Double a whole step that was taken while the dual falls with at least this part of its first slope; returns its value."""
+    scale = 1.0
+    for _ in range(MOST_HALVED):
+        if not trial_value < value + WITHOUT_CURVATURE * scale * slope - slack:
+            break
+        move(work, 2.0 * scale, cap)
+        further = evaluate(geometry, problem, work.response, work.trial_v, work.trial_lam)
+        if not further < trial_value:
+            move(work, scale, cap)
+            return evaluate(geometry, problem, work.response, work.trial_v, work.trial_lam)
+        scale *= 2.0
+        trial_value = further
+    return trial_value
+
+
+@compiled
 def search(geometry, problem, cap, value, slope, longest, reach, slack, work):
     """Go along the step as far as the dual decreases, moving no potential further than `reach`.
+
+    A step on which the dual falls as if it had no curvature is doubled while that lasts: where an exponential of the multipliers is
+    gone, Newton's method moves by one in its exponent a step however far it has to go.
 
     Returns the dual's value, or infinity where it does not decrease, and how far the next step may go: twice as far where this one
     was cut and did well.
@@ -175,6 +205,8 @@ def search(geometry, problem, cap, value, slope, longest, reach, slack, work):
         move(work, scale, cap)
         trial_value = evaluate(geometry, problem, work.response, work.trial_v, work.trial_lam)
         if trial_value <= value + 1e-4 * scale * slope + slack:
+            if halved == 0 and not cut and longest > 1.0:
+                trial_value = extend(geometry, problem, cap, value, slope, trial_value, slack, work)
             copy(work.trial_v, work.v)
             copy(work.trial_lam, work.lam)
             return trial_value, 2.0 * reach if cut and halved == 0 else reach
@@ -184,12 +216,24 @@ def search(geometry, problem, cap, value, slope, longest, reach, slack, work):
 
 
 @compiled
+def rounding(v, lam):
+    """What rounding leaves open of the exponents of a pair's occupancy, which are sums of potentials and multipliers."""
+    largest = 0.0
+    for j in range(v.shape[0]):
+        largest = max(largest, abs(v[j]))
+    for i in range(lam.shape[0]):
+        largest += lam[i]
+    return UNIT_ROUNDING * largest
+
+
+@compiled
 def newton(geometry, problem, cap, tolerance, max_iterations, work):
     """Minimise the dual from (work.v, work.lam), which are overwritten; returns the iterations spent and whether it converged."""
     response, v, lam, used = work.response, work.v, work.lam, work.used
     work.dv[v.shape[0] - 1] = 0.0
     value = evaluate(geometry, problem, response, v, lam)
     best = math.inf
+    previous = math.inf
     stalled = 0
     reach = LONGEST_MOVE
     # a violation costs `cap` in the duality gap
@@ -200,14 +244,17 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
         worst = max(flow, weight * safety)
         if worst <= tolerance and relative <= max(RELATIVE_TOLERANCE, tolerance):
             return iteration, True
-        stalled = 0 if worst < 0.5 * best else stalled + 1
+        # the dual value cannot resolve the last steps, hence the slack
+        noise = rounding(v, lam)
+        slack = 1e-12 * (1.0 + abs(value)) + noise
+        stalled = 0 if worst < 0.5 * best or previous - value > slack else stalled + 1
         best = min(best, worst)
+        previous = value
         # rounding can keep huge potentials from settling any further; the certificate judges what was reached
-        settled = stalled >= 4 and best <= ACCEPTABLE_RESIDUAL and relative <= SETTLED_RELATIVE
+        acceptable = max(ACCEPTABLE_RESIDUAL, weight * noise)
+        settled = stalled >= 4 and worst <= acceptable and relative <= SETTLED_RELATIVE
         if iteration == max_iterations or settled:
             return iteration, settled
-        # the dual value cannot resolve the last steps, hence the slack
-        slack = 1e-12 * (1.0 + abs(value))
         value = rebalance(geometry, problem, value, slack, work)
         spend(problem, response, used)
         # far from the solution a rough step will do
@@ -215,8 +262,76 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
         slope, longest = newton_step(geometry, problem, cap, work)
         value, reach = search(geometry, problem, cap, value, slope, longest, reach, slack, work)
         if value == math.inf:
-            return iteration + 1, worst <= ACCEPTABLE_RESIDUAL and relative <= SETTLED_RELATIVE
+            return iteration + 1, worst <= acceptable and relative <= SETTLED_RELATIVE
     return max_iterations, False
+
+
+@compiled
+def follow(geometry, problem, work):
+    """Take the step in p and s themselves, keeping the bounds that are met; says if it was small and crossed no other one."""
+    row, successor, actions, first = geometry.row, geometry.successor, geometry.actions, geometry.first
+    response, dv, dlam = work.response, work.dv, work.dlam
+    p, s, t, clipped, code = response.p, response.s, response.t, response.clipped, response.code
+    small = True
+    for pair in range(s.shape[0]):
+        start, stop = row[pair], row[pair + 1]
+        if start == stop:
+            continue
+        change = -dv[pair // actions]
+        for i in range(dlam.shape[0]):
+            change -= dlam[i] * problem.costs[i, pair]
+        top = -math.inf
+        for e in range(start, stop):
+            if clipped[pair] and code[e] != FREE:
+                change += p[e] * dv[successor[e]]
+            elif p[e] > 0.0:
+                top = max(top, dv[successor[e]])
+        if top > -math.inf:
+            free = 0.0
+            grown = 0.0
+            for e in range(start, stop):
+                if p[e] > 0.0 and not (clipped[pair] and code[e] != FREE):
+                    free += p[e]
+                    grown += p[e] * math.exp(dv[successor[e]] - top)
+            rise = top + math.log(grown / free)
+            change += free * rise
+            t[pair] -= rise
+            for e in range(start, stop):
+                if p[e] > 0.0 and not (clipped[pair] and code[e] != FREE):
+                    p[e] *= math.exp(dv[successor[e]] - rise)
+                    small = small and problem.lower[e] - POLISHED <= p[e] <= problem.upper[e] + POLISHED
+        if s[pair] > 0.0:
+            small = small and change <= 1.0
+            s[pair] *= math.exp(change)
+    for k in range(first.shape[0] - 1):
+        total = 0.0
+        for pair in range(first[k] * actions, first[k + 1] * actions):
+            total += s[pair]
+        for pair in range(first[k] * actions, first[k + 1] * actions):
+            s[pair] /= total
+    flows(geometry, response)
+    return small
+
+
+@compiled
+def polish(geometry, problem, cap, work):
+    """Take out of the response what rounding of huge potentials and multipliers has left in it.
+
+    They cannot take up the last steps of Newton's method, which are below their rounding; p and s can.
+    """
+    response, v, lam, used = work.response, work.v, work.lam, work.used
+    for _ in range(MOST_POLISHED):
+        spend(problem, response, used)
+        flow, _, safety = kkt_residual(response, used, lam, cap)
+        if max(flow, safety) <= POLISHED:
+            break
+        newton_step(geometry, problem, cap, work)
+        if not follow(geometry, problem, work):
+            evaluate(geometry, problem, response, v, lam)
+            break
+        move(work, 1.0, cap)
+        copy(work.trial_v, v)
+        copy(work.trial_lam, lam)
 
 
 @compiled

@@ -110,11 +110,3 @@ def descend(geometry, process, run, episode, policy, values):
             place = geometry.pair_at[p]
             moved = values[i, p] + rate * policy[p] * process.blocks[0, row, i, place]
             values[i, p] = min(max(moved, process.low), process.high[row, i, place])
-
-
-@kernel
-def store(geometry, values, run, padded):
-    """Values `(m x P)` back into the padded tensor of all runs."""
-    for i in range(values.shape[0]):
-        for p in range(values.shape[1]):
-            padded[run, i, geometry.pair_at[p]] = values[i, p]

@@ -10,8 +10,16 @@ import numpy as np
 from torchcmdp.kernels.cpu import compiled, entry
 from torchcmdp.kernels.emptiness import least_violation
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.limits import ACCEPTABLE_GAP, ACCEPTABLE_RESIDUAL, CERTAIN, HIGHEST_CAP, LARGEST_GAP, PLAIN_ITERATIONS
-from torchcmdp.kernels.newton import cooled_newton, full, newton
+from torchcmdp.kernels.limits import (
+    ACCEPTABLE_GAP,
+    ACCEPTABLE_RESIDUAL,
+    CERTAIN,
+    HIGHEST_CAP,
+    LARGEST_GAP,
+    PLAIN_ITERATIONS,
+    WARM_ITERATIONS,
+)
+from torchcmdp.kernels.newton import cooled_newton, copy, full, newton, polish
 from torchcmdp.kernels.pairs import FREE, Problem, weigh
 from torchcmdp.kernels.threads import over_batch
 from torchcmdp.kernels.work import carve, room
@@ -155,14 +163,31 @@ def solve(geometry, problem, cap, limits, warm, work, occupancy, log_occupancy):
         for i in range(lam.shape[0]):
             lam[i] = 0.0
     weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response)
-    plain = min(PLAIN_ITERATIONS, limits.max_iterations)
+    plain = min(WARM_ITERATIONS if warm else PLAIN_ITERATIONS, limits.max_iterations)
     iterations, converged = newton(geometry, problem, cap, limits.tolerance, plain, work)
     if not converged and plain < limits.max_iterations:
         spent, converged = cooled_newton(geometry, problem, cap, limits.tolerance, limits.max_iterations - iterations, work)
         iterations += spent
+    if cap > limits.multiplier_cap:
+        polish(geometry, problem, cap, work)
     surplus = recover(geometry, problem, work.response, v, work.used, occupancy, log_occupancy)
     gap, violation, unpriced = certify(surplus, work.used, lam, cap)
     return iterations, gap, violation, unpriced
+
+
+@compiled
+def is_empty(geometry, problem, before, work):
+    """Whether the multipliers prove that the safe set is empty, or what has come to them since `before`.
+
+    As the cap rises they tend to a line whose direction is the best proof there is; where it starts is forgotten slowly.
+    """
+    for i in range(before.shape[0]):
+        work.trial_lam[i] = max(work.lam[i] - before[i], 0.0)
+    best = max(
+        least_violation(geometry, problem, work.response, work.lam),
+        least_violation(geometry, problem, work.response, work.trial_lam),
+    )
+    return best > CERTAIN
 
 
 @compiled
@@ -193,9 +218,10 @@ def project_one(geometry, target, lower, upper, costs, limits, work, occupancy, 
         empty = least_violation(geometry, problem, work.response, lam) > CERTAIN
         while not empty and violation > ACCEPTABLE_RESIDUAL and full(lam, cap) and cap < HIGHEST_CAP:
             cap *= 10.0
+            copy(lam, multipliers)
             spent, gap, violation, unpriced = solve(geometry, problem, cap, limits, True, work, occupancy, log_occupancy)
             iterations += spent
-            empty = violation > ACCEPTABLE_RESIDUAL and least_violation(geometry, problem, work.response, lam) > CERTAIN
+            empty = violation > ACCEPTABLE_RESIDUAL and is_empty(geometry, problem, multipliers, work)
         if empty and cap > limits.multiplier_cap:
             cap = limits.multiplier_cap
             spent, gap, violation, unpriced = solve(geometry, problem, cap, limits, False, work, occupancy, log_occupancy)

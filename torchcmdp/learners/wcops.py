@@ -13,6 +13,7 @@ from torchcmdp.confidence import CONFIDENCE_KINDS, upper_occupancy_visited
 from torchcmdp.costs import CostModel, PaperCosts, cost_model, path_costs
 from torchcmdp.errors import InvalidInput, check_delta, whole_number
 from torchcmdp.estimation import doubly_robust_loss, loss_estimate
+from torchcmdp.hyperparameters import check_weights
 from torchcmdp.identity import config_of
 from torchcmdp.layout import Layout
 from torchcmdp.learners import compiled
@@ -87,17 +88,12 @@ class WCOPS(Learner):
     _uniform: Tensor
 
     def __init__(
-        self,
-        *args: Any,
-        solver: str | ProjectionSolver = "newton",
-        costs: CostModel | None = None,
-        **settings: Any,
+        self, *args: Any, solver: str | ProjectionSolver = "newton", costs: CostModel | None = None, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
         self.solver = projection_solver(solver)
         self.costs = cost_model(self, costs, settings, self.usual_costs)
-        if self.share is not None and self.share.device.type != "meta" and not (self.share <= 1).all():
-            raise InvalidInput(f"share contains {float(self.share.max()):g}; a weight must not exceed one.")
+        check_weights("share", self.share)
         if self.known_rewards is not None and self.loss != "paper":
             raise InvalidInput(f"loss is {self.loss!r}, an estimate of what known_rewards says; leave one of them out.")
         estimated = self.ties is None and self.known_rewards is None

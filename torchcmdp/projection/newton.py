@@ -56,12 +56,10 @@ class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
             return False
         from torchcmdp.kernels import cuda  # here, because numba takes half a second to import
 
-        able = cuda.usable() and device.type == ("cpu" if cuda.simulated() else "cuda")
-        if self.backend == "cuda" and device.type not in ("cuda", "cpu" if cuda.simulated() else "cuda"):
-            raise InvalidInput(f'backend is "cuda", which needs CUDA tensors, but the input is on {device}.')
-        if self.backend == "cuda" and not able:
-            raise InvalidInput('backend is "cuda", which needs numba-cuda (pip install "torchcmdp[cuda]") and a GPU that it finds.')
-        return able
+        why = cuda.obstacle(device)
+        if why and self.backend == "cuda":
+            raise InvalidInput(f'backend is "cuda", but {why}.')
+        return not why
 
     def solve(self, objective: Tensor, safe_set: SafeSet) -> ProjectionResult:
         """Project exp(objective) onto the safe set: ln reference - eta * loss, `(... x L x S x A x K)`."""

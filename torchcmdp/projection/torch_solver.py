@@ -11,26 +11,20 @@ from torchcmdp.kernels.limits import (
     ACCEPTABLE_GAP,
     ACCEPTABLE_RESIDUAL,
     CERTAIN,
-    HARDLY_ANY,
     HIGHEST_CAP,
     LARGEST_GAP,
     LONGEST_MOVE,
     PLAIN_ITERATIONS,
     RELATIVE_TOLERANCE,
     SETTLED_RELATIVE,
+    WARM_ITERATIONS,
+    WITHOUT_CURVATURE,
 )
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import uniform_policy
-from torchcmdp.projection.torch_multipliers import least_violation, quadratic, units
-from torchcmdp.projection.torch_pairs import (
-    Problem,
-    Response,
-    evaluate,
-    factor,
-    flows,
-    hessian,
-    make_problem,
-)
+from torchcmdp.projection.torch_multipliers import least_violation, units
+from torchcmdp.projection.torch_pairs import Problem, Response, evaluate, flows, make_problem
+from torchcmdp.projection.torch_step import direction, is_full, polished, residuals, rounding, slack
 from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
 FIXED_HALVINGS = 6
@@ -69,15 +63,22 @@ def solve(
     else:
         keep = (~invalid).nonzero().squeeze(-1)
         iterations = torch.zeros(batch, dtype=torch.int64, device=target.device)
-        v[keep], lam[keep], iterations[keep] = minimise(problem.take(keep), v[keep], lam[keep], tolerance, max_iterations)
+        v[keep], lam[keep], iterations[keep] = minimise(
+            problem.take(keep), v[keep], lam[keep], tolerance, max_iterations, PLAIN_ITERATIONS
+        )
         empty = raise_caps(problem, v, lam, iterations, keep, tolerance, max_iterations)
-    response = evaluate(problem, v, lam, fixed_iterations is not None)
+    if fixed_iterations is not None:
+        response = evaluate(problem, v, lam, True)
+    else:
+        response, lam = polished(problem, v, lam, problem.cap.squeeze(-1) > cap)
     return certify(problem, response, lam, scale, cap, empty, iterations, invalid)
 
 
-def minimise(problem: Problem, v: Tensor, lam: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+def minimise(
+    problem: Problem, v: Tensor, lam: Tensor, tolerance: float, max_iterations: int, plain: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Newton's method from (v, lam), and on a cooling schedule from zero where that fails; returns (v, lam) and iterations."""
-    plain = min(PLAIN_ITERATIONS, max_iterations)
+    plain = min(plain, max_iterations)
     goal = torch.full_like(v[:, 0, 0], tolerance)
     limit = torch.full(goal.shape, plain, dtype=torch.int64, device=v.device)
     v, lam, iterations, done = newton(problem, v, lam, goal, limit)
@@ -97,11 +98,15 @@ def raise_caps(
     """
     empty = torch.zeros_like(iterations, dtype=torch.bool)
     open_, cap = keep[is_full(lam[keep], problem.cap[keep])], problem.cap.clone()
-    now_v, now_lam = v.clone(), lam.clone()
+    now_v, now_lam, before = v.clone(), lam.clone(), torch.zeros_like(lam)
     while len(open_):
-        violation = recover(problem.take(open_), evaluate(problem.take(open_), now_v[open_], now_lam[open_], False))[2].amax(1)
+        part = problem.take(open_)._replace(cap=cap[open_])
+        response, _ = polished(part, now_v[open_], now_lam[open_], (cap > problem.cap)[open_].squeeze(-1))
+        violation = recover(part, response)[2].amax(1)
         undecided = is_full(now_lam[open_], cap[open_]) & (violation > ACCEPTABLE_RESIDUAL) & (cap[open_, 0] < HIGHEST_CAP)
-        proven = least_violation(problem.take(open_), now_lam[open_]) > CERTAIN
+        # as the cap rises the multipliers tend to a line, whose direction is the best proof there is
+        gained = (now_lam - before)[open_].clamp_min(0)
+        proven = torch.maximum(least_violation(part, now_lam[open_]), least_violation(part, gained)) > CERTAIN
         empty[open_] |= proven
         undecided &= ~proven
         # where the raised cap has led to a safe occupancy it stays; a set that turned out empty keeps its own cap's answer
@@ -111,8 +116,11 @@ def raise_caps(
         if len(open_) == 0:
             break
         cap[open_] *= 10
+        before = now_lam.clone()
         part = problem.take(open_)._replace(cap=cap[open_])
-        now_v[open_], now_lam[open_], spent = minimise(part, now_v[open_], now_lam[open_], tolerance, max_iterations)
+        now_v[open_], now_lam[open_], spent = minimise(
+            part, now_v[open_], now_lam[open_], tolerance, max_iterations, WARM_ITERATIONS
+        )
         iterations[open_] += spent
     return empty
 
@@ -138,20 +146,21 @@ def newton(
     done = torch.zeros(batch, dtype=torch.bool, device=v.device)
     active = torch.arange(batch, device=v.device)
     response = evaluate(problem, v, lam, fixed)
-    best = torch.full_like(tolerance, torch.inf)
+    best = previous = torch.full_like(tolerance, torch.inf)
     reach = torch.full_like(tolerance, LONGEST_MOVE)
     stalled = torch.zeros_like(iterations)
     for iteration in itertools.count():
-        worst, relative, converged = judge(problem, response, lam, tolerance)
+        worst, converged, acceptable = judge(problem, response, lam, tolerance)
         if fixed:
             iterations = torch.where(converged & ~done, iteration, iterations)
             done = done | converged
             if iteration == fixed_iterations:
                 return response.v, lam, iterations, done
         else:
-            stalled = torch.where(worst < 0.5 * best, 0, stalled + 1)
-            best = torch.minimum(best, worst)
-            converged = converged | ((stalled >= 4) & (best <= ACCEPTABLE_RESIDUAL) & (relative <= SETTLED_RELATIVE))
+            moving = (worst < 0.5 * best) | (previous - response.value > slack(response, lam))
+            stalled = torch.where(moving, 0, stalled + 1)
+            best, previous = torch.minimum(best, worst), response.value
+            converged = converged | ((stalled >= 4) & acceptable)
             stop = converged | (limit[active] <= iteration)
             if bool(stop.any()):
                 final_v[active], final_lam[active] = response.v, lam
@@ -161,32 +170,21 @@ def newton(
                     break
                 active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), lam[keep]
                 tolerance, best, reach, stalled = tolerance[keep], best[keep], reach[keep], stalled[keep]
+                previous = previous[keep]
         response = rebalance(problem, response, lam, fixed)
         response, lam, reach = newton_step(problem, response, lam, reach, fixed)
     return final_v, final_lam, iterations, done
 
 
 def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest KKT residual, the largest flow residual relative to a state's flow, and whether both will do: `(B)` each."""
-    inflow, outflow = flows(problem.layout, response)
-    gap = (inflow - outflow).abs()
-    through = inflow + outflow
-    relative = torch.where(through > 1e-250, gap / through.clamp_min(1e-250), 0.0).flatten(1).amax(1)
-    worst = gap.flatten(1).amax(1)
-    if lam.shape[1]:
-        used = (problem.costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4))
-        # at the cap, the constraints with a multiplier share the largest violation
-        level = torch.where(is_full(lam, problem.cap), (lam * used).sum(1) / problem.cap.squeeze(-1), 0.0).unsqueeze(-1)
-        residual = torch.where(lam > 0, (used - level).abs(), (used - level).clamp_min(0))
-        # a violation costs `cap` in the duality gap
-        price = (problem.cap.squeeze(-1) / 500).clamp_min(1)
-        worst = torch.maximum(worst, price * torch.maximum(residual.amax(1), -level.squeeze(-1)))
-    return worst, relative, (worst <= tolerance) & (relative <= tolerance.clamp_min(RELATIVE_TOLERANCE))
-
-
-def is_full(lam: Tensor, cap: Tensor) -> Tensor:
-    """Whether the multipliers use up the cap: `(B)`."""
-    return lam.sum(-1) >= cap.squeeze(-1) * (1 - 1e-12)
+    """The largest KKT residual, whether it and each state's own will do, and whether they do for want of precision: `(B)` each."""
+    flow, relative, safety = residuals(problem, response, lam)
+    # a violation costs `cap` in the duality gap
+    price = (problem.cap.squeeze(-1) / 500).clamp_min(1)
+    worst = torch.maximum(flow, price * safety)
+    acceptable = (price * rounding(response, lam)).clamp_min(ACCEPTABLE_RESIDUAL)
+    converged = (worst <= tolerance) & (relative <= tolerance.clamp_min(RELATIVE_TOLERANCE))
+    return worst, converged, (worst <= acceptable) & (relative <= SETTLED_RELATIVE)
 
 
 def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> Response:
@@ -202,7 +200,7 @@ def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
         if not fixed and not bool((imbalance != 0).any()):
             break
         trial = evaluate(problem, response.v - 0.5 * imbalance, lam, fixed)
-        better = (trial.value <= response.value + 1e-12 * (1 + response.value.abs())) & (imbalance != 0).flatten(1).any(1)
+        better = (trial.value <= response.value + slack(response, lam)) & (imbalance != 0).flatten(1).any(1)
         response = trial.where(better, response)
         if not fixed and not bool(better.any()):
             break
@@ -210,33 +208,28 @@ def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
 
 
 def newton_step(problem: Problem, response: Response, lam: Tensor, reach: Tensor, fixed: bool) -> tuple[Response, Tensor, Tensor]:
-    """One Newton step within {multipliers >= 0, sum <= cap}, shortened until the dual decreases.
+    """One Newton step, shortened until the dual decreases, or doubled while it falls as if it had no curvature.
 
     No potential moves further than `reach` `(B)`; the next step may go twice as far where this one was cut and did well.
     """
-    inflow, outflow = flows(problem.layout, response)
-    grad_v = (inflow - outflow).flatten(1)
-    grad_m = -(problem.costs * response.s.unsqueeze(1)).sum(dim=(2, 3, 4))
-    cholesky, scale, border, schur = factor(*hessian(problem, response))
-    half = torch.linalg.solve_triangular(cholesky, -(scale * grad_v).unsqueeze(-1), upper=False)
-    room = (problem.cap.squeeze(-1) - lam.sum(-1)).clamp_min(0)
-    dlam = quadratic(schur, grad_m + (border.mT @ half).squeeze(-1), -lam, room, fixed)
-    dv = scale * torch.linalg.solve_triangular(cholesky.mT, half - border @ dlam.unsqueeze(-1), upper=True).squeeze(-1)
-    cut = dv.clamp(-LONGEST_MOVE, LONGEST_MOVE)
-    dv = torch.where((inflow + outflow).flatten(1) < HARDLY_ANY, cut, dv)
-    slope = (grad_v * dv).sum(1) + (grad_m * dlam).sum(1)
-    longest = dv.abs().amax(1)
-    length = (reach / torch.maximum(longest, reach)).unsqueeze(-1)
-    slack = 1e-12 * (1 + response.value.abs())
-    dv = dv.unflatten(1, response.v.shape[1:])
+    dv, dlam, slope = direction(problem, response, lam, fixed)
+    longest = dv.abs().flatten(1).amax(1)
+    length = reach / torch.maximum(longest, reach)
+    allowed = slack(response, lam)
+
+    def go(length: Tensor) -> tuple[Response, Tensor]:
+        moved = (lam + length[:, None] * dlam).clamp_min(0)
+        moved = moved * (problem.cap / torch.maximum(moved.sum(-1, keepdim=True), problem.cap))
+        return evaluate(problem, response.v + length[:, None, None] * dv, moved, fixed), moved
+
     trial, trial_lam = response, lam
     accepted = torch.zeros_like(slope, dtype=torch.bool)
+    whole = accepted
     for attempt in range(FIXED_HALVINGS if fixed else 35):
-        new_lam = (lam + length * dlam).clamp_min(0)
-        new_lam = new_lam * (problem.cap / torch.maximum(new_lam.sum(-1, keepdim=True), problem.cap))
-        new = evaluate(problem, response.v + length.unsqueeze(-1) * dv, new_lam, fixed)
-        good = new.value <= response.value + 1e-4 * length.squeeze(-1) * slope + slack
+        new, new_lam = go(length)
+        good = new.value <= response.value + 1e-4 * length * slope + allowed
         if attempt == 0:
+            whole = good & (longest > 1) & (longest <= reach)
             reach = torch.where(good & (longest > reach), 2 * reach, reach)
         take = good & ~accepted
         trial, trial_lam = (
@@ -245,7 +238,15 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, reach: Tensor
         accepted = accepted | good
         if not fixed and bool(accepted.all()):
             break
-        length = torch.where(accepted.unsqueeze(-1), length, 0.5 * length)
+        length = torch.where(accepted, length, 0.5 * length)
+    for _ in range(0 if fixed else 35):
+        whole = whole & (trial.value < response.value + WITHOUT_CURVATURE * length * slope - allowed)
+        if not bool(whole.any()):
+            break
+        length = torch.where(whole, 2 * length, length)
+        new, new_lam = go(length)
+        whole = whole & (new.value < trial.value)
+        trial, trial_lam = new.where(whole, trial), torch.where(whole[:, None], new_lam, trial_lam)
     stuck = ~accepted
     return response.where(stuck, trial), torch.where(stuck[:, None], lam, trial_lam), reach
 

@@ -43,7 +43,7 @@ def dominates(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
 
 def undominated(players: Mapping[str, Mapping[str, Tensor]], title: str) -> Tensor:
     """On which instances no published rival dominates a learner, `(instances,)` bool."""
-    rivals = [players[key] for key in PUBLISHED if key != title]
+    rivals = [players[key] for key in PUBLISHED if key != title and key in players]
     return ~torch.stack([dominates(rival, players[title]) for rival in rivals]).any(0)
 
 
@@ -52,9 +52,9 @@ def means(numbers: Mapping[str, Mapping[str, Sequence[float]]], instances: int) 
     return {title: {name: by_instance(x, instances) for name, x in found.items()} for title, found in numbers.items()}
 
 
-def best_rival(searched: Mapping[str, Sequence[float]]) -> str:
-    """The published rival with the least objective on the training instances."""
-    return min(PUBLISHED, key=lambda key: min(searched[key]))
+def best_rivals(searched: Mapping[str, Sequence[float]], count: int = design.FINAL_RIVALS) -> list[str]:
+    """The published rivals with the least objectives on the training instances, the best first."""
+    return sorted(PUBLISHED, key=lambda key: min(searched[key]))[:count]
 
 
 def report(
@@ -66,16 +66,18 @@ def report(
     ablated: Numbers,
 ) -> str:
     """The report, as Markdown."""
-    n, rival = options["instances"], best_rival(searched)
+    n, rival = options["instances"], best_rivals(searched)[0]
     size = "-".join(map(str, design.WIDTHS))
     parts = [
         f"`{command}`",
         f"{n} held-out instances ({size}, {design.ACTIONS} actions, {design.CONSTRAINTS} constraints; half with Slater gap "
-        f"{design.TIGHT}, half with {design.SLACK}, or less), {options['seeds']} seeds at the first horizon and "
-        f"{options['long_seeds']} at the others. Every learner had {options['configurations']} configurations "
+        f"{design.TIGHT}, half with {design.SLACK}, or less), {options['seeds']} seeds; "
+        f"of the finalists, the practical learners and the {design.FINAL_RIVALS} best published rivals, over the final horizon "
+        f"{options['final_seeds']}. Every learner had {options['configurations']} configurations "
         "on 16 training instances; the best published "
         f"rival there is {rival}. Intervals are 95%: of means over instances, and Wilson's of fractions. Undominated: no published "
-        f"rival has both less regret and less positive violation on the instance. Dominating: less of both than {rival}.",
+        "rival that was played has both less regret and less positive violation on the instance. "
+        f"Dominating: less of both than {rival}.",
         *(f"## {T:,} episodes\n\n{_table(numbers, n, rival, T)}\n\n{_goals(numbers, n, rival)}" for T, numbers in held.items()),
     ]
     if ablated:
