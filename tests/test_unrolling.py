@@ -55,6 +55,11 @@ def test_unrolling_agrees_with_powers_of_the_stationary_chain(horizon: int) -> N
         ({"transitions": torch.zeros(5, 2, 4)}, "transitions has shape"),
         ({"costs": torch.zeros(5, 2)}, "costs has shape"),
         ({"costs": torch.tensor(1.0)}, "costs has shape"),
+        (
+            {"transitions": torch.zeros(5, 0, 5), "rewards": torch.zeros(5, 0), "costs": torch.zeros(1, 5, 0)},
+            "transitions has shape",
+        ),
+        ({"transitions": -torch.ones(5, 2, 5, dtype=torch.float64)}, r"transitions is -1 at index \[0, 0, 0\]; expected a prob"),
     ],
 )
 def test_unroll_refuses_with_a_sentence(change: dict[str, object], message: str) -> None:

@@ -7,6 +7,7 @@ Stochastic and Adversarial Constraints" (arXiv:2509.20114).
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,11 @@ __all__ = [
 
 # Loaded when first used: the layer alone brings in all of torch's compiler, which takes as long as torch itself.
 _LAZY = ("adapters", "nn", "testing", "tuning")
+
+
+# Gymnasium 1 reads no entry points: in `gymnasium.make("torchcmdp:torchcmdp/TwoPath-v0")` it imports what stands before the colon.
+if sys.modules.get("gymnasium") is not None:
+    importlib.import_module(f"{__name__}.adapters.gymnasium")
 
 
 def __getattr__(name: str) -> ModuleType:

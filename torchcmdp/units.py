@@ -15,6 +15,7 @@ from torchcmdp.identity import fingerprint
 
 SENSES = ("<=", ">=")
 SCALES = ("reward_scale", "cost_scale")
+ROUNDING = 1e-12  # of what remains of a cost less its share of the budget, in units of the larger of them
 Ends = tuple[float, float]
 
 
@@ -182,7 +183,9 @@ def normal_form(
     ends = torch.tensor(ranges, dtype=torch.float64, device=costs.device).reshape(m, 2)
     shifted_ends = sign[:, None] * (ends - share[:, None])
     largest = shifted_ends.abs().amax(-1) if m else share
-    scales = torch.where((largest > 1) | ((largest < 0.5) & (largest > 0)), largest, 1.0)
+    size = torch.maximum(ends.abs().amax(-1), share.abs()) if m else share
+    rounded = largest <= ROUNDING * size  # costs that are all the same, and the budget is what they sum to: nothing to stretch
+    scales = torch.where(~rounded & ((largest > 1) | (largest < 0.5)), largest, torch.where(rounded, size.clamp_min(1), 1.0))
     shifted = (sign.view(shape) * (costs.double() - share.view(shape)) / scales.view(shape)).clamp(-1, 1)
     shown = ((rewards.double() - low) / (high - low)).clamp(0, 1)
     lowest = (shifted_ends.amin(-1) / scales).clamp(-1, 1) if m else share

@@ -57,24 +57,24 @@ def unroll(
         mask: True at the actions that a state has, `(N x A)` or `(H x N x A)`; all by default.
         sparse: Whether to list successors, in place of the rule above.
     """
-    transitions, rewards, costs = tensors_of(transitions, rewards, costs)
+    P, r, g = tensors_of(transitions, rewards, costs)
     horizon = whole_number("horizon", horizon, least=1)
     if horizon >= MOST_LAYERS:
         raise InvalidInput(f"horizon is {brief(horizon)}; an episode has fewer than {MOST_LAYERS:,} steps.")
-    states, actions = _check_tables(transitions, rewards, costs, horizon)
+    states, actions = _check_tables(P, r, g, horizon)
     number("start", start, f"a state between 0 and {states - 1}", lambda found: found.is_integer() and 0 <= found < states)
     if sparse is not None:
         switch("sparse", sparse)
-    allowed = _allowed(mask, (horizon, states, actions), transitions.device)
-    rewards, costs = _filled(rewards[None], allowed)[0], _filled(costs, allowed)
-    form = None if budget is None else normal_form(rewards, costs, horizon, budget, sense, reward_range, cost_range)
+    allowed = _allowed(mask, (horizon, states, actions), P.device)
+    r, g = _filled(r[None], allowed)[0], _filled(g, allowed)
+    form = None if budget is None else normal_form(r, g, horizon, budget, sense, reward_range, cost_range)
     if form is not None:
-        rewards, costs = form.rewards, form.costs
-    stationary = transitions.dim() == 3 and rewards.dim() == 2 and costs.dim() == 3
-    P = transitions if transitions.dim() == 4 else transitions.expand(horizon, *transitions.shape)
-    r = rewards if rewards.dim() == 3 else rewards.expand(horizon, *rewards.shape)
-    g = costs if costs.dim() == 4 else costs.unsqueeze(1).expand(-1, horizon, -1, -1)
-    layers = [torch.tensor([int(start)], device=transitions.device)]
+        r, g = form.rewards, form.costs
+    stationary = P.dim() == 3 and r.dim() == 2 and g.dim() == 3
+    P = P if P.dim() == 4 else P.expand(horizon, *P.shape)
+    r = r if r.dim() == 3 else r.expand(horizon, *r.shape)
+    g = g if g.dim() == 4 else g.unsqueeze(1).expand(-1, horizon, -1, -1)
+    layers = [torch.tensor([int(start)], device=P.device)]
     for k in range(horizon - 1):
         layers.append(((P[k][layers[-1]] > 0) & allowed[k][layers[-1]].unsqueeze(-1)).any(1).any(0).nonzero().squeeze(-1))
     return _described(_layered(layers, P, r, g, allowed, sparse), layers, form, stationary)
@@ -124,11 +124,14 @@ def _check_tables(transitions: Tensor, rewards: Tensor, costs: Tensor, horizon: 
         "costs": (costs, [(*m, *pair), (*m, horizon, *pair)]),
     }
     for name, (tensor, shapes) in expected.items():
-        if tuple(tensor.shape) not in shapes:
+        if tuple(tensor.shape) not in shapes or not transitions.numel():
             raise InvalidInput(
                 f"{name} has shape {tuple(tensor.shape)} and rewards {tuple(rewards.shape)}; an MDP needs transitions (N x A x N), "
                 f"rewards (N x A) and costs (m x N x A), or with an axis of {horizon} steps before N."
             )
+    if (transitions < 0).any():
+        place = (transitions < 0).nonzero()[0].tolist()
+        raise InvalidInput(f"transitions is {transitions[tuple(place)].item():g} at index {place}; expected a probability.")
     return states, actions
 
 

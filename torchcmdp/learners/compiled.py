@@ -235,7 +235,7 @@ def _settings(learner: Any, face: Face) -> Any:
     """The settings of a learner, made again only for another one, or when something that they follow from was replaced."""
     costs = getattr(learner, "costs", None)
     made_of = (
-        learner.layout, learner.constraints, learner.horizon, learner.delta, getattr(learner, "solver", None),
+        learner.device, learner.layout, learner.constraints, learner.horizon, learner.delta, getattr(learner, "solver", None),
         *(getattr(learner, name, None) is None for name in ("multiplier_cap", "share")),
         *(getattr(learner, name) for name in learner.choices),
         costs, getattr(costs, "margin", None) is None, getattr(costs, "drift", None),

@@ -210,7 +210,7 @@ def _padded(table: Tensor, ends: Ends) -> Tensor:
 def _array(name: str, table: Any) -> Tensor:
     """A table on the host in its own type, or one sentence."""
     try:
-        found = torch.as_tensor(table.detach().cpu() if isinstance(table, Tensor) else np.asarray(table))
+        found = torch.as_tensor(table.detach().cpu() if isinstance(table, Tensor) else np.array(table))
     except (TypeError, ValueError, RuntimeError):  # what torch says of a tensor without values is a RuntimeError too
         found = torch.zeros((), dtype=torch.complex128)
     if found.is_complex():
