@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import LAYOUT, SMALL, World, play, simulator
+from helpers import LAYOUT, SETTINGS, SMALL, World, play, simulator
+from helpers import ON_META as META
 
 import torchcmdp as tc
 from torchcmdp.costs import CostEvidence, Drift, PaperCosts, PriorCosts
@@ -161,8 +162,21 @@ def test_the_reference_has_its_share_of_the_uniform_occupancy() -> None:
             lambda *size, **options: tc.OptCMDP.practical(*size, 100, **options),
             {"solver": tc.ColumnGeneration(backend="torch", fixed_iterations=1)},
         ),
+        *(
+            (
+                lambda *size, kind=kind, key=key, costs=costs, **options: kind(
+                    *size, 100, **{**SETTINGS[key], "bonus_scale": 1.0}, costs=costs, **options
+                ),
+                META[key],
+            )
+            for key, kind, costs in (
+                ("s-ops", tc.SOPS, PaperCosts(drift=QUICK)),
+                ("ma-ops", tc.MAOPS, PaperCosts(margin=0.5)),
+                ("dope", tc.DOPE, PaperCosts(margin=0.5, drift=QUICK)),
+            )
+        ),
     ],
-    ids=["practical WC-OPS", "the paper's with both", "practical OptCMDP"],
+    ids=["practical WC-OPS", "the paper's with both", "practical OptCMDP", "S-OPS", "MA-OPS", "DOPE"],
 )
 def test_learners_keep_their_contract_with_every_cost_model(make: Any, meta: dict[str, Any]) -> None:
     check_learner(make, meta=lambda *size, **options: make(*size, **meta, **options))

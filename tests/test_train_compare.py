@@ -36,6 +36,17 @@ def test_a_comparison_writes_its_report_and_a_second_call_repeats_it(tmp_path, c
     assert main([*call[:-6], "--episodes", "7", "--seeds", "2", *call[-4:]]) == 2 and "episodes = 6" in capsys.readouterr().err
 
 
+def test_learners_with_a_baseline_are_compared_and_break_nothing(tmp_path, capsys) -> None:
+    who = ["s-ops", "ma-ops", "dope"]
+    call = ["compare", "--problems", "dope/factored", "--learners", *who, "--episodes", "6", "--seeds", "2"]
+    assert main([*call, "--logdir", str(tmp_path), "--name", "safe"]) == 0
+    out = capsys.readouterr().out
+    assert all(tc.LEARNERS[key].name in out for key in who)
+    for key in who:
+        result = tc.load(tmp_path / "safe" / "dope-factored" / key)
+        assert result.unsafe_share.max() == 0 and result.diagnostics["Learner/on_baseline"].mean() > 0
+
+
 @pytest.mark.parametrize("key", ["wc-ops", "wc-ops-practical", "opt-cmdp", "pdb-ps"])
 def test_variants_are_told_less_or_more_and_nothing_else_differs(key) -> None:
     env = tc.problems.make("alwayssafe/simple", horizon=4, budget=2.0).simulator(2)

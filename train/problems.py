@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torchcmdp as tc
 
-from .program import choose, parse, table
+from .program import bar, choose, parse, table
 
 
 @dataclass
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         choose(name, tc.problems.names(), "a named problem")
     problems = [tc.problems.make(name) for name in options.names or tc.problems.names()]
     header = ["problem", "safe optimum", "optimum", "budget", "safest", "Slater gap", "layers", "states", "widest", "actions"]
-    print(table([*header, "successors"], [_row(problem) for problem in problems]))
+    print(table([*header, "successors"], [_row(problem) for problem in bar(problems, "problems")]))
     print("\nThe Slater gap is in normal form; successors are those of a pair, in the mean; states are those of all layers.")
     if options.sources:
         print("\n".join(["", *(f"{problem.name}: {problem.source}." for problem in problems)]))
