@@ -59,6 +59,7 @@ PROCESSES: dict[str, Callable[[tc.LayeredCMDP], tuple[Any, Any]]] = {
     "cyclic": lambda cmdp: (tc.Bernoulli(cmdp.rewards), tc.Cyclic([cmdp.costs, -cmdp.costs], 7, noise="bernoulli", low=-1)),
     "adversary": adversary,
     "replay": recorded,
+    "recorders": lambda cmdp: (tc.Recorder(adversary(cmdp)[0], 30), tc.Recorder(adversary(cmdp)[1], 1_000)),
 }
 
 

@@ -50,6 +50,23 @@ def test_both_engines_measure_the_same_of_every_process(process: str) -> None:
     check_same("wc-ops", process, 300)
 
 
+@pytest.mark.parametrize("process", [name for name in PROCESSES if name not in ("recorders", "replay")])
+def test_both_engines_record_the_same_values_of_every_process(process: str) -> None:
+    """In shape as well: what is the same for all runs stays one value."""
+    sequences = []
+    for engine in ("torch", "compiled"):
+        cmdp = tc.random_cmdp(RAGGED, actions=3, constraints=2, seed=3)
+        recorders = [tc.Recorder(who, episodes) for who, episodes in zip(PROCESSES[process](cmdp), (60, 90), strict=True)]
+        env = tc.Simulator(cmdp, *recorders, runs=3, seed=5)
+        tc.run(tc.OptPrimalDual.for_env(env, horizon=80), env, 80, log_every=25, progress=False, engine=engine)
+        assert [recorder.episode for recorder in recorders] == [80, 80]
+        sequences.append([recorder.sequence for recorder in recorders])
+    assert [len(sequence) for sequence in sequences[1]] == [60, 80]
+    for expected, found in zip(*sequences, strict=True):
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
 def perturbed(learner: str, process: str, episodes: int, seed: int) -> tc.RunResult:
     """The same run with 1e-15 of luck in the learner's first occupancy."""
     player, env = parts(learner, process, horizon=episodes)
@@ -78,7 +95,7 @@ def test_both_engines_measure_the_same_for_long_up_to_what_rounding_does(learner
         torch.testing.assert_close(curve, getattr(expected, name), rtol=1e-9, atol=1e-9 + 5 * bit, equal_nan=True)
 
 
-@pytest.mark.parametrize("process", ["bernoulli", "adversary"])
+@pytest.mark.parametrize("process", ["bernoulli", "adversary", "recorders"])
 @pytest.mark.parametrize(
     "learner", ["wc-ops", "wc-ops, prior, margin, drift", "uob-reps", "opt-primal-dual", "pdb-ps", "opt-cmdp", "greedy"]
 )

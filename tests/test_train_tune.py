@@ -154,7 +154,9 @@ def test_a_folder_of_other_constants_is_played_again_with_a_sentence(
         monkeypatch.setattr(module, figure, lambda *rest: "")
     monkeypatch.setattr("train.program.publish", lambda *rest: None)
     size = ["--widths", "1", "2", "1", "--actions", "2", "--constraints", "1", "--instances", "1", "--logdir", str(tmp_path)]
-    small = compare.Options(2, 320, 2, 1, 2, widths=(1, 2, 1), actions=2, constraints=1)
+    small = compare.Options(
+        horizon=2, budget=320, repetitions=2, instances=1, held_out=2, widths=(1, 2, 1), actions=2, constraints=1
+    )
 
     def play() -> tuple[int, str]:
         calls.clear()

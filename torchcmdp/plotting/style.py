@@ -146,7 +146,9 @@ def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
     wanted = [float(np.clip(to_axes.transform((x, y))[1], 0, 1)) for x, y, _, _ in ends]
     places = _apart(wanted, [line * (1 + text.count("\n")) for text in lines])
     for (x, y, _, colour), text, place in zip(ends, lines, places, strict=True):
-        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1, "alpha": 0.6}
+        # from the left edge of the name: to cut a line off at a name's frame takes as long as all the rest of a figure
+        begin: dict[str, Any] = {"relpos": (0, 0.5), "patchA": None, "shrinkA": 2}
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkB": 1, "alpha": 0.6, **begin}
         axes.annotate(
             text, (x, y), (1.03, place), xycoords="data", textcoords="axes fraction", va="center", ha="left",
             fontsize=SMALL, color=darker(colour), arrowprops=arrow, annotation_clip=False, path_effects=_halo(),
@@ -251,6 +253,6 @@ def save(path: str | PathLike[str], figure: Figure) -> None:
             for file in files:
                 # the same figure is the same file, whenever it was made
                 figure.savefig(file, metadata={"CreationDate": None} if file.suffix == VECTOR else None)
-                figure.set_layout_engine("none")  # what was laid out once stays, which takes half of the time
+                figure.set_layout_engine(None)  # what was laid out once stays: to draw it once more for that takes half of the time
     except (OSError, ValueError) as error:
         raise InvalidInput(f"the figure cannot be written to {path}: {error}.") from error

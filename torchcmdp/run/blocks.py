@@ -55,7 +55,7 @@ class Blocks:
         """That many episodes of every run."""
         env = self.env
         env.watch(self.learner.policy)
-        packed, sums, records = self.pack()
+        packed, sums, records = self.pack(episodes)
         world, scene = records[:2]
         if wants_gpu(env.device):
             from torchcmdp.kernels import cuda
@@ -72,12 +72,12 @@ class Blocks:
         self.tracker.updates += episodes
         self.diagnostics.take(sums, episodes)
 
-    def pack(self) -> tuple[Packed, dict[str, Tensor], tuple[Any, ...]]:
-        """The learner and the sums of its diagnostics as kernels see them, and the records of all runs that kernels take."""
+    def pack(self, episodes: int) -> tuple[Packed, dict[str, Tensor], tuple[Any, ...]]:
+        """For so many episodes: the learner, the sums of its diagnostics, and the records of all runs that kernels take."""
         packed = Packed(self.learner)
         sums = self.diagnostics.room_for(packed.tags, self.env.device)
         own = packed.settings, packed.hyperparameters, int(self.learner.episode), packed.buffers
-        return packed, sums, (self.env.pack(), self._scene(packed, sums), *own)
+        return packed, sums, (self.env.pack(episodes), self._scene(packed, sums), *own)
 
     def _play_here(self, packed: Packed, episodes: int, records: tuple[Any, ...]) -> None:
         """On the CPU: pieces of the batch on threads, each of which has room for one run."""
