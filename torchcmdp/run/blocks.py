@@ -73,7 +73,7 @@ class Blocks:
         self.diagnostics.take(sums, episodes)
 
     def pack(self, episodes: int) -> tuple[Packed, dict[str, Tensor], tuple[Any, ...]]:
-        """For so many episodes the learner and the sums of its diagnostics as kernels see them, and the records of all runs that kernels take."""
+        """For so many episodes the learner and the sums of its diagnostics as kernels see them, and the records of all runs."""
         packed = Packed(self.learner)
         sums = self.diagnostics.room_for(packed.tags, self.env.device)
         own = packed.settings, packed.hyperparameters, int(self.learner.episode), packed.buffers
