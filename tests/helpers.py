@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,20 @@ HORIZON = 100
 SMALL: dict[str, Any] = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.05, "radius_scale": 0.1}
 # Gamma reacts within a few episodes, and safe sets run empty
 ADAPTIVE = {"eta": 0.4, "gamma": 0.1, "bonus_scale": 0.02, "radius_scale": 0.05, "threshold_scale": 0.0002}
+# of the command line: a learner alone in a tiny CMDP
+SMALL_JOB = ["--learner", "wc-ops", "--widths", "1", "2", "1", "--actions", "2", "--constraints", "1"]
+
+
+def interrupted(make: Callable[..., Any], call: int) -> Callable[..., Any]:
+    """The function, which somebody interrupts when it is called for the so-manieth time."""
+    calls = itertools.count(1)
+
+    def made(*args: Any) -> Any:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return make(*args)
+
+    return made
 
 
 def lenient(learner: tc.Learner) -> tc.Baseline:
@@ -26,6 +41,15 @@ def lenient(learner: tc.Learner) -> tc.Baseline:
     like: dict[str, Any] = {"dtype": learner.dtype, "device": learner.device}
     bounds = torch.full((learner.constraints,), -float(learner.layout.layers), **like)
     return tc.Baseline(tc.uniform_policy(learner.layout, **like), bounds)
+
+
+def matching_game(mask: object = ((1, 1, 0), (1, 1, 1), (1, 1, 1))) -> LayeredCMDP:
+    """Four steps from the first of three states to one drawn at random: the action of the state's number pays 1, and costs 2 in the
+    first. The uniform policy earns 4/3 of the 4 that there are, or 5/3 where the first state lacks the last action."""
+    P, pay = np.full((3, 3, 3), 1 / 3), np.eye(3)
+    cost = np.zeros((3, 3))
+    cost[0, 0] = 2.0
+    return tc.problems.from_arrays(P, pay, cost, horizon=4, budget=8.0, mask=mask)
 
 
 # what a learner cannot be made without

@@ -1,20 +1,53 @@
-"""Run by `test_kernels_cuda.py` in numba's CUDA simulator: project the instances of a file, and keep what comes out."""
+"""Run by `test_kernels_cuda.py` in numba's CUDA simulator: project the instances of a file, play episodes, keep what comes out."""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from parts import parts
 
+import torchcmdp as tc
 from torchcmdp.kernels import cuda
+from torchcmdp.kernels.engine import using
 from torchcmdp.kernels.projection import Limits
 from torchcmdp.layout import Layout
+from torchcmdp.run.session import Session
+
+EPISODES = 5
+PARTS = ("learner", "env", "tracker", "diagnostics")
+
+
+def after_episodes(engine: str, learner: str, process: str) -> dict[str, Any]:
+    """The state of everything after a few episodes, of which all but the first are one block."""
+    session = Session(*parts(learner, process), EPISODES, EPISODES, tc.distributed.Crew(3, alone=True))
+    with using(engine):
+        session.advance(1)
+        session._pace = EPISODES - 1
+        assert session.advance(EPISODES - 1) == EPISODES - 1
+    return {name: session.state()[name] for name in PARTS}
+
+
+def projected(given: Any, most: int) -> dict[str, torch.Tensor]:
+    layout = Layout(tuple(given["widths"].tolist()), int(given["actions"]))
+    inputs = [torch.from_numpy(given[name]) for name in ("target", "lower", "upper", "costs")]
+    found = cuda.project_batch(layout, *inputs, Limits(200.0, 1e-11, most))
+    pulled = cuda.pull_batch(layout, (*inputs, found.potentials, found.multipliers, torch.from_numpy(given["grad"])))
+    return {**found._asdict(), **{f"pulled {j}": tensor for j, tensor in enumerate(pulled)}}
+
 
 if __name__ == "__main__":
-    given = np.load(sys.argv[1])
+    folder = Path(sys.argv[1])
     assert cuda.usable()
-    layout = Layout(tuple(given["widths"].tolist()), int(given["actions"]))
-    tensors = [torch.from_numpy(given[name]) for name in ("target", "lower", "upper", "costs")]
-    found = cuda.project_batch(layout, *tensors, Limits(200.0, 1e-11, int(given["most"])))
-    np.savez(sys.argv[2], **{name: tensor.numpy() for name, tensor in found._asdict().items()})
+    given, games = np.load(folder / "in.npz"), json.loads(sys.argv[2])
+    torch.save(
+        {
+            "projected": {most: projected(given, most) for most in (500, 1)},
+            "played": {tuple(game): after_episodes("cuda", *game) for game in games},
+        },
+        folder / "out.pt",
+    )

@@ -131,9 +131,19 @@ def test_no_constraint_pays_for_another(cmdp):
         assert info["episode_cost"] >= info["episode_costs"].max() - 1e-12 and env.cost_limit == 0
 
 
-def test_a_registered_id_is_found_after_nothing_but_import_gymnasium():
-    program = "import gymnasium; print(gymnasium.make('torchcmdp.adapters.gymnasium:torchcmdp/TwoPath-v0').unwrapped.constraints)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import gymnasium; env = gymnasium.make('torchcmdp:torchcmdp/TwoPath-v0')",
+        "import gymnasium, torchcmdp; env = gymnasium.make('torchcmdp/TwoPath-v0')",
+        "import torchcmdp, gymnasium; env = gymnasium.make('torchcmdp.adapters.gymnasium:torchcmdp/TwoPath-v0')",
+    ],
+)
+def test_a_registered_id_is_found(program):
+    """Gymnasium 1 reads no entry points; it imports the module before a colon, which may have been imported before it."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; print(env.unwrapped.constraints)"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "1"
 
 

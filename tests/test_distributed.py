@@ -18,6 +18,8 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.run import run_split
 from train.__main__ import main as train
 
+# with constants small enough to leave a baseline within 20 episodes, what was seen may refute its bounds
+pytestmark = pytest.mark.filterwarnings("ignore:what was seen refutes:UserWarning")
 ROOT = Path(__file__).parents[1]
 HERE = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHCMDP_THREADS": "1", "PYTHONPATH": str(ROOT)}
 HERE["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # with it --max-restarts works (pytorch/pytorch#135712)

@@ -26,6 +26,7 @@ from torchcmdp.kernels import confidence, occupancy, opt_cmdp, pdbps, streams
 from torchcmdp.kernels import estimation as kernels
 from torchcmdp.kernels.cpu import _KernelFiles, exposed
 from torchcmdp.kernels.geometry import geometry_of
+from torchcmdp.kernels.padding import LOAD
 from torchcmdp.layout import Layout
 from torchcmdp.learners import Greedy, OptCMDP
 from torchcmdp.learners.compiled import Packed
@@ -302,8 +303,11 @@ def test_the_program_of_opt_cmdp(kind: type[OptCMDP], options: dict[str, str], l
     rewards, safe_set = learner.program()
     packed, geometry = Packed(learner), geometry_of(layout)
     _, state = packed.room(2)
+    carry, follow = callable_from_python(opt_cmdp.carry), callable_from_python(opt_cmdp.follow)
     for run in range(2):
-        callable_from_python(opt_cmdp.load)(geometry, packed.settings, packed.hyperparameters, run, packed.buffers, state)
+        carry(geometry, packed.settings, run, packed.buffers, state, LOAD)
+        for p in range(len(state.visits)):
+            follow(geometry, packed.settings, packed.hyperparameters, run, p, state)
         close(state.rewards, pairs_of(layout, rewards[run]))
         for i in range(2):
             close(state.costs[i], pairs_of(layout, safe_set.costs[run, i]))

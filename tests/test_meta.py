@@ -1,11 +1,12 @@
 """Ready for a GPU without having one: whole episodes on the meta device, which has no values to read and mixes with no other.
 
-`pytest --device cuda tests/test_meta.py` plays the same episodes on a real device and compares them with the CPU's.
+`pytest --device cuda tests/test_meta.py` plays the same episodes on a real device and compares them with the CPU's, and so does
+`NUMBA_ENABLE_CUDASIM=1 pytest --device simulator tests/test_meta.py` with the blocks of episodes that kernels play.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
+from torchcmdp.learners.compiled import Packed
+from torchcmdp.run.blocks import Blocks
+from torchcmdp.run.diagnostics import Diagnostics
 
 RUNS, EPISODES, CONSTRAINTS = 3, 3, 2
 Processes = Callable[[tc.LayeredCMDP], tuple[tc.Process, tc.Process]]
@@ -76,6 +80,7 @@ def tensors(game: Playing) -> dict[str, Tensor]:
     return {**state, **tracked, **values, **game.learner.diagnostics()}
 
 
+COMPILED = ("wc-ops", "uob-reps", "opt-cmdp", "greedy", "opt-primal-dual", "pdb-ps")
 every_learner = pytest.mark.parametrize("key", LEARNERS)
 every_process = pytest.mark.parametrize("kind", PROCESSES)
 
@@ -104,6 +109,31 @@ def test_the_variants_of_wc_ops_read_nothing_either(options: dict[str, Any]) -> 
     assert game.learner.policy.device.type == "meta"
 
 
+@pytest.mark.parametrize(("key", "kind"), [*((key, "OGDAdversary") for key in COMPILED), ("wc-ops", "Switching")])
+def test_what_kernels_on_a_gpu_are_given_is_on_the_device(key: str, kind: str) -> None:
+    """Every array of a launch is a tensor there: one of numpy would be copied to the device and back."""
+    meta = torch.device("meta")
+    game = playing(key, kind, meta, own=True)
+    assert game.env.is_packable
+    blocks = Blocks(game.learner, game.env, game.tracker, Diagnostics(RUNS, meta))
+    packed = Packed(game.learner)
+    scene = blocks._scene(packed, blocks.diagnostics.room_for(packed.tags, meta))
+    records = (game.env.pack(), scene, packed.settings, packed.hyperparameters, 0, packed.buffers)
+    found = list(leaves(blocks.gpu_arguments(packed, 1, records)))
+    assert sum(isinstance(value, Tensor) for value in found) > 60
+    for value in found:
+        assert isinstance(value, int | float) or (value.device == meta and value.is_contiguous())
+    assert scene.sums is game.tracker._sums
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """All that is no tuple in a record of records."""
+    for part in value if isinstance(value, tuple) else ():
+        yield from leaves(part)
+    if not isinstance(value, tuple):
+        yield value
+
+
 def test_the_meta_device_would_notice() -> None:
     """What the tests above rest on: a read and a mixture are refused."""
     game = playing("uob-reps", "Fixed", torch.device("meta"), **ON_META["uob-reps"])
@@ -129,3 +159,22 @@ def test_the_chosen_device_plays_as_the_cpu_does(key: str, kind: str, device: to
             torch.testing.assert_close(value.cpu(), expected[name], rtol=0, atol=1e-6, msg=name)
     there.tracker.record()
     assert there.tracker.regret.isfinite().all() and there.tracker.violation.shape == (RUNS, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"), [*((key, "Bernoulli") for key in COMPILED), *(("wc-ops", kind) for kind in PROCESSES if kind != "Recorder")]
+)
+def test_kernels_on_the_chosen_device_play_as_torch_does_on_the_cpu(
+    key: str, kind: str, device: torch.device, request: pytest.FixtureRequest
+) -> None:
+    """Whole runs, in blocks of episodes."""
+    there, here = (playing(key, kind, place, own=kind == "Bernoulli") for place in (device, torch.device("cpu")))
+    engine = "cuda" if request.config.getoption("--device") == "simulator" else "auto"
+    found = tc.run(there.learner, there.env, EPISODES, engine=engine, progress=False)
+    expected = tc.run(here.learner, here.env, EPISODES, engine="torch", progress=False)
+    for name in ("regret", "violation", "realised_violation"):
+        torch.testing.assert_close(getattr(found, name).cpu(), getattr(expected, name), rtol=0, atol=1e-6, equal_nan=True)
+    state = here.learner.state_dict()
+    for name, value in there.learner.state_dict().items():
+        assert value.device == there.env.device, name
+        torch.testing.assert_close(value.cpu(), state[name], rtol=0, atol=1e-6, msg=name)

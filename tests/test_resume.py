@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from hedge import Killed, assert_same, curves, equal, kill, play, read, steps, table
+from helpers import SMALL_JOB
 
 from torchcmdp.errors import RunFolderError
 from torchcmdp.events import EVENTS
@@ -23,24 +24,7 @@ from train.program import experiment_folder
 
 ROOT = Path(__file__).parents[1]
 HERE = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHCMDP_THREADS": "1", "PYTHONPATH": str(ROOT)}
-SMALL = [
-    "--learner",
-    "wc-ops",
-    "--episodes",
-    "600",
-    "--runs",
-    "2",
-    "--widths",
-    "1",
-    "2",
-    "1",
-    "--actions",
-    "2",
-    "--constraints",
-    "1",
-    "--log-every",
-    "30",
-]
+SMALL = [*SMALL_JOB, "--episodes", "600", "--runs", "2", "--log-every", "30"]
 
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import interrupted
 from torch import Tensor
 
 import torchcmdp as tc
@@ -100,17 +101,8 @@ def test_an_interrupted_online_descent_continues_where_it_was(tmp_path: Path) ->
     rest: dict[str, Any] = {"box": dict.fromkeys(start, (1e-3, 10.0)), "progress": False}
     whole = optimise(Study(environment, 1, 10), start, Descent(steps=4, **how), folder=tmp_path / "whole", **rest)
     assert whole.run_episodes == 6 * 5 * (1 + 2 + 2 + 2)
-    calls = 0
-
-    def failing(instances: Tensor, seed: int) -> tc.Simulator:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise KeyboardInterrupt
-        return environment(instances, seed)
-
     with pytest.raises(KeyboardInterrupt):
-        optimise(Study(failing, 1, 10), start, Descent(steps=4, **how), folder=tmp_path / "parts", **rest)
+        optimise(Study(interrupted(environment, 3), 1, 10), start, Descent(steps=4, **how), folder=tmp_path / "parts", **rest)
     resumed = optimise(Study(environment, 1, 10), start, Descent(steps=4, **how), folder=tmp_path / "parts", **rest)
     assert resumed.history == whole.history and resumed.scales == whole.scales
 

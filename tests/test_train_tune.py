@@ -8,15 +8,16 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES, STUDY_COMMAND
-from torchcmdp.tuning import SCALES
+from torchcmdp.tuning import SCALES, Estimator, Smoothed, Through
 from train.__main__ import main
 from train.paper.presets import RIVALS_COMMAND, TUNED
-from train.tune import compare, methods, rivals, variance
+from train.tune import compare, methods, rivals, sensitivity, variance
 from train.tune.evaluate import PAPER, evaluate, stage
 from train.tune.instances import MULTIPLIERS, make_instances
 from train.tune.study import BOX, START, Options
@@ -61,13 +62,52 @@ def test_variance_and_sensitivity_write_table_figures_and_json(tmp_path: Path, c
     assert main(["tune", "variance", "--horizons", "10", "20", "--through", "10", "--samples", "4", *small, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["tables"]
     counted = [(row["estimator"], row["episodes"]) for row in found["rows"]]
-    assert len(counted) == 8 and {name for name, episodes in counted if episodes == 20} == {"smoothed", "PES"}
+    assert len(counted) == 9 and {name for name, episodes in counted if episodes == 20} == {"smoothed", "PES"}
     assert all(0 < row["from"] <= row["variance of a sample"] * 1.5 and row["to"] > 0 for row in found["rows"])
-    assert {row["estimator"]: row["runs of a sample"] for row in found["rows"]}["smoothed with control"] == 7
+    rows = {row["estimator"]: row for row in found["rows"] if row["episodes"] == 10}
+    assert {rows[f"smoothed, {kind} control"]["runs of a sample"] for kind in ("mixed", "pathwise")} == {7}
+    for name in ("smoothed", "smoothed, pathwise control", "sampled", "PES"):  # what a row says is what its estimator gives
+        assert rows[name]["variance of a sample"] == pytest.approx(variance_by_hand(name), rel=1e-2), name
     assert main(["tune", "sensitivity", "--horizon", "6", "--pairs", "2", *small]) == 0
     assert capsys.readouterr().out.count("| learning rate") == 5
     for folder, name in (("tune-variance", "variance"), ("tune-sensitivity", "sensitivity")):
         assert all((tmp_path / folder / f"{name}.{kind}").stat().st_size > 1000 for kind in ("png", "pdf"))
+
+
+def variance_by_hand(name: str) -> float:
+    """Of four samples of each of two instances, 10 episodes."""
+    study = make_instances((1, 2, 1), 2, 1, [0], 10).study(10, 3.0, 0.01)
+    pathwise = Through("sampled", memory=1.0, score=False, run_clip=None)
+    how: Estimator = {
+        "smoothed": Smoothed(0.3),
+        "smoothed, pathwise control": Smoothed(0.3, control=pathwise),
+        "sampled": Through("sampled", memory=1.0, run_clip=None),
+        "PES": Smoothed(0.3, window=1, redraw=True),
+    }[name]
+    point = torch.tensor(list(START.values()), dtype=torch.float64).log()
+    samples = how.samples(study, tuple(START), point, 4, 0, None).derivatives.numpy()
+    return float(np.mean([sum(samples[j::2].var(0, ddof=1)) for j in (0, 1)]))
+
+
+def test_sensitivities_are_the_smoothed_objective_and_its_slope_an_episode() -> None:
+    """At the point itself, of both parts, by two runs of every pair that are played alone."""
+    study, pairs, seed = make_instances((1, 2, 1), 2, 1, [0], 6).study(6, 3.0, 0.01), 3, 2
+    found = sensitivity.sensitivity(study, {"eta_scale": 2.0, "bonus_scale": 0.05}, pairs, seed)["eta_scale"]
+    n, middle = 2 * pairs, len(sensitivity.FACTORS) // 2
+    whole = len(sensitivity.FACTORS) * n
+    unit = np.random.default_rng((seed, 0)).standard_normal((whole, 1))
+    parts = []
+    for side in (1, -1):
+        factors = np.repeat(sensitivity.FACTORS, n)
+        scales = {"eta_scale": torch.from_numpy(2.0 * factors * np.exp(side * sensitivity.SIGMA * unit[:, 0])), "bonus_scale": 0.05}
+        played = study.play(scales, torch.arange(whole) % 2, seed)
+        parts.append(played.parts.numpy()[middle * n : (middle + 1) * n] / 6)
+    value, slope = (parts[0] + parts[1]) / 2, (parts[0] - parts[1]) * unit[middle * n : (middle + 1) * n] / (2 * sensitivity.SIGMA)
+    assert found["scale"][middle] == pytest.approx(2.0)
+    for kind, numbers in (("value", value), ("slope", slope)):
+        within = np.stack([numbers[j::2].var(0, ddof=1) for j in (0, 1)]).mean(0)
+        assert found[kind][middle] == pytest.approx(numbers.mean(0)), kind
+        assert found[f"{kind}_half"][middle] == pytest.approx(1.96 * np.sqrt(within / n)), kind
 
 
 def test_the_variance_is_that_within_instances() -> None:
@@ -87,6 +127,49 @@ def test_compare_gives_every_method_the_same_budget_and_continues(tmp_path: Path
     kept = {file: file.stat().st_mtime_ns for file in (folder / "stages").iterdir()}
     assert len(kept) == 10 and main(arguments) == 0 and capsys.readouterr().out == out
     assert kept == {file: file.stat().st_mtime_ns for file in (folder / "stages").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "words"),
+    [
+        ("compare", "methods.SMOOTHED_RATE", 0.3, "methods.smoothed.rate = 0.2, and this command has 0.3"),
+        ("compare", "methods.MIXED", Through(memory=0.9), "methods.mixed.memory = 0.98, and this command has 0.9"),
+        ("compare", "methods.SPREAD", 0.3, "methods.spread = 0.25, and this command has 0.3"),
+        ("variance", "variance.WINDOWS", 5, "estimator.window = 1, and this command has 2"),
+        ("variance", "variance.RESAMPLES", 400, "resamples = 500, and this command has 400"),
+        ("sensitivity", "sensitivity.SIGMA", 0.2, "sigma = 0.3, and this command has 0.2"),
+    ],
+)
+def test_a_folder_of_other_constants_is_played_again_with_a_sentence(
+    part, name, value, words, tmp_path, capsys, monkeypatch
+) -> None:
+    """What is played is made up here: of interest is what the folder holds of the settings."""
+    calls: list[str] = []
+    monkeypatch.setattr(methods, "METHODS", {"random search": lambda given: calls.append("played") or [(0, given.start)]})
+    monkeypatch.setattr(compare, "METHODS", methods.METHODS)
+    monkeypatch.setattr(compare, "judge", lambda options, points: [[0.0]])
+    monkeypatch.setattr(variance, "measure", lambda *case: calls.append("played") or {"variance": 1.0})
+    monkeypatch.setattr(sensitivity, "sensitivity", lambda *rest: calls.append("played") or {})
+    for module, figure in ((variance, "variance_figure"), (variance, "report"), (sensitivity, "sensitivity_figure")):
+        monkeypatch.setattr(module, figure, lambda *rest: "")
+    monkeypatch.setattr("train.program.publish", lambda *rest: None)
+    size = ["--widths", "1", "2", "1", "--actions", "2", "--constraints", "1", "--instances", "1", "--logdir", str(tmp_path)]
+    small = compare.Options(
+        horizon=2, budget=320, repetitions=2, instances=1, held_out=2, widths=(1, 2, 1), actions=2, constraints=1
+    )
+
+    def play() -> tuple[int, str]:
+        calls.clear()
+        if part == "compare":
+            compare.repetition(small, tmp_path, "random search", 0)
+        else:
+            assert main(["tune", part, *size, *(["--horizons", "10"] if part == "variance" else ["--horizon", "4"])]) == 0
+        return len(calls), capsys.readouterr().err
+
+    assert play()[0] > 0 and play()[0] == 0
+    monkeypatch.setattr(f"train.tune.{name}", value)
+    again, said = play()
+    assert again > 0 and words in said and "; it is played again." in said
 
 
 def test_every_method_stays_in_the_box_and_in_its_budget() -> None:
@@ -224,6 +307,7 @@ def test_a_stage_is_played_again_only_for_other_settings(tmp_path: Path) -> None
         (["horizons", "--instances", "1"], "needs at least 2"),
         (["variance", "--horizons", "15"], "--horizons has 15; PES needs a multiple of 10"),
         (["variance", "--samples", "3"], "needs at least 4"),
+        (["variance", "--through", "5"], "--through is 5; it must reach the shortest of --horizons, 10."),
         (["sensitivity", "--pairs", "1"], "needs at least 2"),
         (["compare", "--budget", "1000"], "a tenth of it must pay for one step of every method"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import interrupted
 from torch import Tensor
 
 import torchcmdp as tc
@@ -249,17 +250,8 @@ def test_an_interrupted_descent_continues_where_it_was(tmp_path: Path) -> None:
     descent, start = Descent(steps=5, seed=2, estimator="mixed", repeats=1), {"eta_scale": 1.0, "bonus_scale": 0.1}
     options: dict[str, Any] = {"box": BOX, "progress": False}
     whole = optimise(Study(environment, 2, 8), start, descent, folder=tmp_path / "whole", **options)
-    calls = 0
-
-    def failing(instances: Tensor, seed: int) -> tc.Simulator:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise KeyboardInterrupt
-        return environment(instances, seed)
-
     with pytest.raises(KeyboardInterrupt):
-        optimise(Study(failing, 2, 8), start, descent, folder=tmp_path / "parts", **options)
+        optimise(Study(interrupted(environment, 4), 2, 8), start, descent, folder=tmp_path / "parts", **options)
     resumed = optimise(Study(environment, 2, 8), start, descent, folder=tmp_path / "parts", **options)
     assert resumed.history == whole.history and resumed.scales == whole.scales
     assert (tmp_path / "parts" / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()

@@ -64,6 +64,13 @@ def test_costs_that_fit_are_left_alone_and_small_ones_are_stretched() -> None:
         assert form.scales.tolist() == pytest.approx([scale])
 
 
+@pytest.mark.parametrize("cost", [0.1, 1e-9, 0.7e9, -0.1, 0.0])
+def test_a_budget_that_costs_without_a_choice_use_up_is_kept(cost) -> None:
+    """Of a cost less its share of the budget rounding alone is left, which nobody stretches."""
+    cmdp = from_arrays(P, PAY, np.full((1, 3, 2), cost), horizon=3, budget=3 * cost)
+    assert float(cmdp.costs.abs().max()) < 1e-12 and float(cmdp.units.cost_scale) == max(1, abs(cost))
+
+
 @pytest.mark.parametrize("shift", [0.0, -11.5])
 def test_a_budget_means_what_it_says_and_may_be_negative(shift) -> None:
     """Costs shifted by a number every step, and the budget by the horizon times it, are the same problem."""

@@ -7,12 +7,13 @@ Stochastic and Adversarial Constraints" (arXiv:2509.20114).
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from torchcmdp import problems
 from torchcmdp.baselines import Baseline, Mixture, baseline
-from torchcmdp.cmdp import LayeredCMDP, stack_cmdps, unroll
+from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
 from torchcmdp.costs import CostModel, Drift, MeanCosts, PaperCosts, PriorCosts
 from torchcmdp.errors import InvalidInput, RunFolderError, TorchCMDPError
 from torchcmdp.instances import random_cmdp, single_state_cmdp, two_path_cmdp
@@ -41,6 +42,7 @@ from torchcmdp.solver import Solver
 from torchcmdp.status import Status
 from torchcmdp.trajectory import Trajectory
 from torchcmdp.units import Units
+from torchcmdp.unrolling import unroll
 
 if TYPE_CHECKING:
     from torchcmdp import adapters, nn, testing, tuning
@@ -144,6 +146,11 @@ __all__ = [
 
 # Loaded when first used: the layer alone brings in all of torch's compiler, which takes as long as torch itself.
 _LAZY = ("adapters", "nn", "testing", "tuning")
+
+
+# Gymnasium 1 reads no entry points: in `gymnasium.make("torchcmdp:torchcmdp/TwoPath-v0")` it imports what stands before the colon.
+if sys.modules.get("gymnasium") is not None:
+    importlib.import_module(f"{__name__}.adapters.gymnasium")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -251,15 +251,12 @@ def confidence_set(
         radius_scale: Multiplies every radius, a float or `(...)`.
     """
     center, iota = empirical_kernel(visits, transition_visits, layout), transition_log_term(layout, horizon, delta)
-    if kind != "l1":
-        radius = _entry_radius(kind, center, visits, layout, iota, radius_scale)
-        upper = (center + radius).clamp_max(1) * layout.transition_mask(center.device)
-        return Intervals((center - radius).clamp_min(0), upper, layout)
-    if isinstance(radius_scale, Tensor):
-        radius_scale = radius_scale[..., None, None, None]
-    radius = radius_scale * ((2 * iota) * layout.next_widths(visits.device).to(visits.dtype) / visits.clamp_min(1)).sqrt()
-    everything = 2.0 * layout.pair_mask(visits.device).to(visits.dtype)
-    return L1Ball(center, torch.where(visits > 0, radius, everything), layout)
+    radius = _entry_radius("entrywise" if kind == "l1" else kind, center, visits, layout, iota, radius_scale)
+    if kind == "l1":
+        everything = 2.0 * layout.pair_mask(visits.device).to(visits.dtype)
+        return L1Ball(center, torch.where(visits > 0, radius.squeeze(-1), everything), layout)
+    upper = (center + radius).clamp_max(1) * layout.transition_mask(center.device)
+    return Intervals((center - radius).clamp_min(0), upper, layout)
 
 
 def _reach(kernels: KernelSet, policy: Tensor, targets: Tensor, maximise: bool) -> Tensor:

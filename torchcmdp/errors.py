@@ -10,7 +10,9 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType, UnionType
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,6 +127,17 @@ def check_tensor(name: str, value: object, axes: int = 0) -> None:
     if not isinstance(value, Tensor) or value.is_complex() or value.dtype == torch.bool or value.dim() < axes:
         least = f" with at least {axes} axes" if axes else ""
         raise InvalidInput(f"{name} is {brief(value)}; it must be a torch tensor of real numbers{least}.")
+
+
+def tensors_of(*values: Any) -> list[Any]:
+    """Arrays of numbers as tensors of their own, of the type of a tensor beside them or else of their widest; all else as it is."""
+    arrays = [isinstance(value, np.ndarray) and value.dtype.kind in "iuf" for value in values]
+    single = all(value.dtype == np.float32 for value, array in zip(values, arrays, strict=True) if array)
+    like = next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
+    made = torch.empty(0, dtype=torch.float32 if single else torch.float64) if like is None else like
+    return [
+        torch.tensor(value.astype(np.float64)).to(made) if array else value for value, array in zip(values, arrays, strict=True)
+    ]
 
 
 def check_dtype(dtype: object) -> None:

@@ -13,11 +13,6 @@ from torchcmdp.layout import Layout
 LEAST_VARIANCE = 0.05
 
 
-def _over_pairs(scale: Tensor | float) -> Tensor | float:
-    """A value per run, ready to broadcast over (L x S x A)."""
-    return scale[..., None, None, None] if isinstance(scale, Tensor) else scale
-
-
 def loss_estimate(visited: Tensor, rewards: Tensor, upper: Tensor, gamma: Tensor | float) -> Tensor:
     """The loss 1 - r, importance-weighted by u + gamma at the visited pairs and zero elsewhere (line 5, D6).
 
@@ -193,7 +188,13 @@ def bonus(
         `(... x L x S x A)`.
     """
     logarithm = bonus_log_term(layout, constraints, horizon=horizon, delta=delta)
-    return _over_pairs(bonus_scale) * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
+    return hoeffding_radius(visits, layout, logarithm, bonus_scale)
+
+
+def hoeffding_radius(visits: Tensor, layout: Layout, logarithm: float, scale: Tensor | float) -> Tensor:
+    """scale sqrt(2 logarithm / N(x,a)) for every pair, with N at least one, and zero in the padding: shapes as in `bonus`."""
+    scale = scale[..., None, None, None] if isinstance(scale, Tensor) else scale
+    return scale * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
 
 
 def optimistic_cost(estimate: Tensor, cost_bonus: Tensor, visits: Tensor, layout: Layout, low: Tensor | None = None) -> Tensor:

@@ -177,14 +177,11 @@ def _hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float 
     """The columns of the HParams tab: the learner's settings by their own names, and the plain numbers of the rest."""
     learner, rest = config.get("learner", {}), {key: value for key, value in config.items() if key != "learner"}
     numbers = {name: value for name, value in flatten(rest).items() if isinstance(value, int | float)}
-    return {name: _hparam(value) for name, value in (numbers | flatten(learner)).items() if value is not None}
+    found = {name: value for name, value in (numbers | flatten(learner)).items() if value is not None}
+    return {name: value if isinstance(value, bool | int | float | str) else json.dumps(value) for name, value in found.items()}
 
 
 def settings_table(config: Mapping[str, Any]) -> str:
     """All settings as a Markdown table."""
     rows = [f"| {name} | `{json.dumps(value)}` |" for name, value in flatten(config).items()]
     return "\n".join(["| setting | value |", "|---|---|", *rows])
-
-
-def _hparam(value: Any) -> bool | int | float | str:
-    return value if isinstance(value, bool | int | float | str) else json.dumps(value)

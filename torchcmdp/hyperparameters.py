@@ -46,6 +46,12 @@ def per_run(name: str, value: PerRun, runs: int, *, dtype: torch.dtype, device: 
     return value if live else value.detach().clone()
 
 
+def check_weights(name: str, values: Tensor | None) -> None:
+    """Refuse weights above one, where there are any."""
+    if values is not None and values.device.type != "meta" and not (values <= 1).all():
+        raise InvalidInput(f"{name} contains {float(values.max()):g}; a weight must not exceed one.")
+
+
 def connected(value: Tensor) -> bool:
     """Whether a tensor carries a gradient or a tangent."""
     return value.requires_grad or forward_ad.unpack_dual(value).tangent is not None

@@ -7,16 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.cmdp import BUDGET_TOLERANCE, least_totals
-from torchcmdp.errors import InvalidInput, brief, check_kind, number, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, number, tensors_of, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import occupancy_of, policy_of, softmax_policy, uniform_occupancy
 from torchcmdp.optimistic import largest_margin
+from torchcmdp.planning import BUDGET_TOLERANCE, JOINT_TOLERANCE, least_totals
 from torchcmdp.projection import ProjectionSolver, project, projection_solver
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.units import budgets_of
-
-JOINT_TOLERANCE = 1e-7  # of the program that finds what constraints can be kept together
 
 __all__ = ["SafeOccupancy", "SafeOutput"]
 
@@ -83,16 +81,17 @@ class SafeOccupancy(nn.Module):
         self.constraints = whole_number("constraints", constraints, least=0)
         self.register_buffer("budget", None if budget is None else budgets_of(budget, self.constraints))
         self.solver = projection_solver(solver)
+        transitions, lower, upper, costs = tensors_of(transitions, lower, upper, costs)
         tensors = {"transitions": transitions, "lower": lower, "upper": upper, "costs": costs}
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                layout.check_shape(name, tensor, kind="pair" if name == "costs" else "transition")
         step = eta if isinstance(eta, Tensor) else torch.tensor(number("eta", eta), dtype=torch.float64)
         for name, tensor in {**tensors, "eta": step}.items():
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(name, tensor)
             else:
                 self.register_buffer(name, tensor)
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                layout.check_shape(name, tensor, kind="pair" if name == "costs" else "transition")
         self._check_budget(budget)
 
     def _check_budget(self, budget: object) -> None:

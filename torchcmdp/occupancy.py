@@ -174,10 +174,12 @@ def softmax_policy(logits: Tensor, layout: Layout) -> Tensor:
 
 def open_logits(logits: Tensor, layout: Layout) -> Tensor:
     """The logits, -inf at the actions that a real state does not have, `(... x L x S x A)`."""
-    if layout.choices is None:
-        return logits
-    closed = layout.state_mask(logits.device).unsqueeze(-1) & ~layout.pair_mask(logits.device)
-    return logits.masked_fill(closed, -torch.inf)
+    return logits if layout.choices is None else logits.masked_fill(closed_pairs(layout, logits.device), -torch.inf)
+
+
+def closed_pairs(layout: Layout, device: torch.device) -> Tensor:
+    """True at the actions that real states do not have, `(L x S x A)`."""
+    return layout.state_mask(device).unsqueeze(-1) & ~layout.pair_mask(device)
 
 
 def uniform_occupancy(layout: Layout, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:

@@ -14,10 +14,10 @@ from torchcmdp.errors import InvalidInput, check_kind, check_memory, whole_numbe
 from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import compact, room
-from torchcmdp.layout import Layout
 from torchcmdp.learners.compiled import check_failures
 from torchcmdp.occupancy import checked_policy, shaped_policy
-from torchcmdp.processes import Fixed, check_keys
+from torchcmdp.processes import Fixed
+from torchcmdp.processes.base import check_keys
 from torchcmdp.processes.compiled import episodes_left, is_packable, pack, unpack
 from torchcmdp.protocols import Axes, ProcessLike
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
@@ -37,6 +37,7 @@ class Simulator:
 
     Attributes:
         cmdp: Shared by all runs, or a batch of shape `(runs,)`, one a run.
+        layout, constraints, device, dtype: Those of the CMDP.
         rewards, costs: The processes that feedback comes from.
         runs, seed, first_run: Which random streams are used: those of runs `first_run` to `first_run + runs - 1`.
         distinct_runs: If given, run i has the random numbers of run i % distinct_runs: blocks of that many runs differ in their
@@ -73,6 +74,7 @@ class Simulator:
                 f"The CMDP has batch shape {tuple(cmdp.batch_shape)}; it must be a single one or one for each of the {runs} runs."
             )
         self.cmdp, self.rewards, self.costs = cmdp, _process("rewards", rewards), _process("costs", costs)
+        self.layout, self.constraints, self.device, self.dtype = cmdp.layout, cmdp.constraints, cmdp.device, cmdp.dtype
         layers, states, actions = cmdp.layout.pair_shape
         check_memory(f"{runs:,} runs", runs * layers * (states * actions + 3 + cmdp.constraints))
         self.streams = RunStreams(seed, runs, first_run, cmdp.device, distinct_runs)
@@ -87,33 +89,13 @@ class Simulator:
         self._first_place = place[:, 0]
         self._first_own_place = own_place[:, :, 0].unbind(1)
         self._first_row = (own_place if cmdp.batch_shape else place) * actions  # of `_successors`
-        self._compact: tuple[np.ndarray, np.ndarray] | None = None  # transitions and thresholds without padding
+        self._compact: tuple[Any, Any] | None = None  # transitions and thresholds without padding
 
     def _check_values(self) -> None:
         """The values of the next episode, refused if they do not fit the CMDP."""
         pair, constraint = self.layout.pair_shape, (self.constraints, *self.layout.pair_shape)
         self.reward_values = _checked("rewards", self.rewards, pair, self.runs, self.device)
         self.cost_values = _checked("costs", self.costs, constraint, self.runs, self.device)
-
-    @property
-    def layout(self) -> Layout:
-        """Layer widths and actions of the CMDP."""
-        return self.cmdp.layout
-
-    @property
-    def constraints(self) -> int:
-        """m, the number of constraints."""
-        return self.cmdp.constraints
-
-    @property
-    def device(self) -> torch.device:
-        """Where episodes are played."""
-        return self.cmdp.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Floating-point type of the CMDP."""
-        return self.cmdp.dtype
 
     def rollout(self, policy: Tensor) -> Trajectory:
         """Play one episode of every run.
@@ -129,7 +111,8 @@ class Simulator:
         shape = self.cmdp.layout.pair_shape
         policy = shaped_policy(policy, self.cmdp.layout, self.runs)
         self.watch(policy)
-        if engine() != "torch" and policy.dtype == torch.float64 and policy.device == self.device and self.is_packable:
+        here = policy.device == self.device and self.device.type == "cpu"
+        if engine() != "torch" and here and policy.dtype == torch.float64 and self.is_packable:
             return self._rollout_compiled(policy.detach().expand(self.runs, *shape))
         policy = checked_policy(policy, self.cmdp.layout, self.runs).detach().expand(self.runs, *shape)
         uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
@@ -172,17 +155,17 @@ class Simulator:
 
     @property
     def is_packable(self) -> bool:
-        """Whether kernels can play its next episode: float64 on the CPU, and processes of ours."""
-        cpu = self.dtype == torch.float64 and self.device.type == "cpu"
-        return cpu and is_packable(self.rewards) and is_packable(self.costs) and self.episodes_left >= 1
+        """Whether kernels can play its next episode: float64, and processes of ours on its device."""
+        ours = is_packable(self.rewards, self.device) and is_packable(self.costs, self.device)
+        return self.dtype == torch.float64 and ours and self.episodes_left >= 1
 
     @property
     def episodes_left(self) -> float:
         """How many episodes the processes have values for."""
         return min(episodes_left(self.rewards), episodes_left(self.costs))
 
-    def pack(self) -> World:
-        """The simulator as kernels see it; `unpack` puts back what they did."""
+    def pack(self, episodes: int) -> World:
+        """The simulator as kernels see it that will play so many episodes; `unpack` puts back what they did."""
         from torchcmdp.kernels.block import World
         from torchcmdp.kernels.geometry import geometry_of
 
@@ -191,7 +174,7 @@ class Simulator:
             self._compact = compact(geometry, transitions, 4), compact(geometry, thresholds(transitions), 4)
         return World(
             self.seed, self.first_run, self.distinct_runs or 0, self.episode, *self._compact,
-            pack(self.rewards, self.runs, 3), pack(self.costs, self.runs, 4),
+            pack(self.rewards, self.runs, 3, episodes), pack(self.costs, self.runs, 4, episodes),
         )  # fmt: skip
 
     def unpack(self, world: World, episodes: int) -> None:
@@ -207,7 +190,7 @@ class Simulator:
         from torchcmdp.kernels.single import Walk, rollout_range
         from torchcmdp.kernels.threads import over_batch
 
-        world, geometry, layout, m = self.pack(), geometry_of(self.layout), self.layout, self.constraints
+        world, geometry, layout, m = self.pack(1), geometry_of(self.layout), self.layout, self.constraints
         steps = (self.runs, layout.layers)
         numbers = [torch.empty(steps, dtype=torch.int64) for _ in range(3)]
         feedback = [torch.empty(steps, dtype=torch.float64), torch.empty(*steps, m, dtype=torch.float64)]

@@ -15,6 +15,7 @@ from torchcmdp.identity import fingerprint
 
 SENSES = ("<=", ">=")
 SCALES = ("reward_scale", "cost_scale")
+ROUNDING = 1e-12  # of what remains of a cost less its share of the budget, in units of the larger of them
 Ends = tuple[float, float]
 
 
@@ -45,22 +46,12 @@ class Units:
     cost_low: Tensor
 
     def __post_init__(self) -> None:
-        tables = {name: 0 for name in ("reward_scale", "reward_offset")} | {
-            "cost_scale": 1,
-            "budget": 1,
-            "reward_high": 3,
-            "cost_low": 4,
-        }
+        tables = {"reward_scale": 0, "reward_offset": 0, "cost_scale": 1, "budget": 1, "reward_high": 3, "cost_low": 4}
         for name, axes in tables.items():
-            value = getattr(self, name)
+            value, positive = getattr(self, name), name in SCALES
             check_tensor(name, value, axes)
-            if (
-                value.device.type != "meta"
-                and not (value.isfinite() if name not in SCALES else value.isfinite() & (value > 0)).all()
-            ):
-                raise InvalidInput(
-                    f"{name} is {brief(value)}; all of it must be finite{', and above zero' if name in SCALES else ''}."
-                )
+            if value.device.type != "meta" and not (value.isfinite() & ((value > 0) | (not positive))).all():
+                raise InvalidInput(f"{name} is {brief(value)}; all of it must be finite{', and above zero' if positive else ''}.")
         batch, m = tuple(self.reward_scale.shape), self.budget.shape[-1]
         for name, shape in (("reward_offset", batch), ("cost_scale", (*batch, m)), ("budget", (*batch, m))):
             if tuple(getattr(self, name).shape) != shape:
@@ -73,9 +64,7 @@ class Units:
     @property
     def sign(self) -> Tensor:
         """One for a cost, minus one for a utility, `(m,)`."""
-        return torch.tensor(
-            [1.0 if sense == "<=" else -1.0 for sense in self.sense], dtype=torch.float64, device=self.budget.device
-        )
+        return signs(self.sense, self.budget.device)
 
     def episode_return(self, value: Tensor | float) -> Tensor:
         """What an episode earns whose rewards sum to `value` here, `(...)`."""
@@ -190,11 +179,13 @@ def normal_form(
     high = high if high > low else low + 1.0
     ranges = [_range(f"cost {i}", costs[i], ends) for i, ends in enumerate(each_range(cost_range, m))]
     share, shape = budgets / layers, (m, *[1] * (costs.dim() - 1))
-    sign = torch.tensor([1.0 if each == "<=" else -1.0 for each in senses], dtype=torch.float64, device=costs.device)
+    sign = signs(senses, costs.device)
     ends = torch.tensor(ranges, dtype=torch.float64, device=costs.device).reshape(m, 2)
     shifted_ends = sign[:, None] * (ends - share[:, None])
     largest = shifted_ends.abs().amax(-1) if m else share
-    scales = torch.where((largest > 1) | ((largest < 0.5) & (largest > 0)), largest, 1.0)
+    size = torch.maximum(ends.abs().amax(-1), share.abs()) if m else share
+    rounded = largest <= ROUNDING * size  # costs that are all the same, and the budget is what they sum to: nothing to stretch
+    scales = torch.where(~rounded & ((largest > 1) | (largest < 0.5)), largest, torch.where(rounded, size.clamp_min(1), 1.0))
     shifted = (sign.view(shape) * (costs.double() - share.view(shape)) / scales.view(shape)).clamp(-1, 1)
     shown = ((rewards.double() - low) / (high - low)).clamp(0, 1)
     lowest = (shifted_ends.amin(-1) / scales).clamp(-1, 1) if m else share
@@ -219,6 +210,11 @@ def senses_of(sense: str | Sequence[str], constraints: int) -> tuple[str, ...]:
     if not isinstance(senses, Sequence) or len(senses) != constraints:
         raise InvalidInput(f"sense is {brief(sense)}; it must be '<=' or '>=', or one of them for each of {constraints} costs.")
     return tuple(choice("sense", each, SENSES) for each in senses)
+
+
+def signs(senses: Sequence[str], device: torch.device) -> Tensor:
+    """One for a cost, minus one for a utility, `(m,)`."""
+    return torch.tensor([1.0 if sense == "<=" else -1.0 for sense in senses], dtype=torch.float64, device=device)
 
 
 def each_range(ends: Ends | Sequence[Ends] | None, m: int) -> Sequence[Ends | None]:

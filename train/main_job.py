@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-import torch
 
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.learners import LEARNERS, Learner
-from torchcmdp.run import run_split
 
 from . import program
 from .program import Count, NotNegative, Positive, Share, spelled, with_interval
@@ -158,26 +156,9 @@ def label_of(name: str) -> str:
 
 def play(options: Options, name: str, cmdp: tuple[tc.LayeredCMDP, Any], folder: Path, shown: Any = None) -> tc.RunResult:
     """All runs of one learner, divided over torchrun's processes if there are any; `shown` is the bar to move."""
-    made: list[tc.Simulator] = []
-
-    def make(runs: int, first_run: int) -> tuple[Learner, tc.Simulator]:
-        learner, env = build(options, name, *cmdp, runs, first_run)
-        made[:] = [env]
-        return learner, env
-
-    result = run_split(
-        make,
-        options.runs,
-        options.episodes or 0,
-        logdir=folder,
-        log_every=options.log_every,
-        progress=False,
-        images=False,
-        fresh=options.fresh,
-        checkpoint_every=options.checkpoint_every,
-        checkpoint_episodes=options.checkpoint_episodes,
-        on_progress=None if shown is None else program.watch(shown, int(shown.n), lambda: made[0].episode if made else 0),
-    )
+    how = {name: getattr(options, name) for name in ("log_every", "fresh", "checkpoint_every", "checkpoint_episodes")}
+    make = partial(build, options, name, *cmdp)
+    result = program.play_split(make, options.runs, options.episodes or 0, folder, shown, **how)
     # the theorems are about the paper's constants
     return replace(result, bounds={"trivial": result.bounds["trivial"]}) if name == PRACTICAL else result
 
@@ -220,7 +201,11 @@ def make_cmdp(options: Options) -> tuple[tc.LayeredCMDP, Any]:
     if options.env == "random":
         size = (options.widths, options.actions, options.constraints)
         return tc.random_cmdp(*size, options.seed, dtype=dtype, device=device), None
-    imported = import_environment(options, dtype, device)
+    from torchcmdp.adapters import tabular  # only those who ask for Gymnasium need it
+
+    usual = IMPORTS[options.env]
+    size = (options.steps or usual.steps, getattr(tabular, usual.cost), options.budget or usual.budget)
+    imported = tabular.from_gymnasium(options.env, *size, dtype=dtype, device=device)
     return imported.cmdp, imported
 
 
@@ -242,16 +227,6 @@ def build(
     kind: Any = tc.WCOPS.practical if name == PRACTICAL else LEARNERS[name]
     size = (cmdp.layout, cmdp.constraints, options.episodes or ALONE, options.delta, runs)
     return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
-
-
-def import_environment(options: Options, dtype: torch.dtype, device: torch.device) -> Any:
-    """The Gymnasium environment as an `ImportedCMDP`."""
-    from torchcmdp.adapters import tabular  # only those who ask for Gymnasium need it
-
-    default = IMPORTS[options.env]
-    steps = default.steps if options.steps is None else options.steps
-    budget = default.budget if options.budget is None else options.budget
-    return tabular.from_gymnasium(options.env, steps, getattr(tabular, default.cost), budget, dtype=dtype, device=device)
 
 
 def given(options: Options, names: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import difflib
 import importlib
 import inspect
 import io
+import json
 import math
 import os
 import re
@@ -19,14 +20,17 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 import torch
 import tyro
 
+import torchcmdp as tc
 from torchcmdp.baselines import baseline
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
+from torchcmdp.folder import RunFolder
 from torchcmdp.layout import Layout
 from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS, Guarded, Learner
 from torchcmdp.planning import slater_gap
 
-from .output import (
+# what programs say comes from here as well, so that they know of one place
+from .output import (  # noqa: F401
     bar,
     board,
     collect,
@@ -40,12 +44,6 @@ from .output import (
     with_interval,
     write_table,
 )  # fmt: skip
-
-# what programs say comes from here as well, so that they know of one place
-__all__ = [
-    "bar", "board", "collect", "forget_tables", "interrupted", "on_terminal", "plus_minus", "publish", "table", "watch",
-    "with_interval", "write_table",
-]  # fmt: skip
 
 Options = TypeVar("Options")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -257,6 +255,13 @@ def hand_over(commands: Mapping[str, Command], name: str, arguments: Sequence[st
     return code
 
 
+def hand_to_part(commands: Mapping[str, Command], usual: str, arguments: Sequence[str], command: str) -> int:
+    """Run the part of a command that is named first, or the usual one; returns the exit code."""
+    named = bool(arguments) and not arguments[0].startswith("-")
+    name, rest = (arguments[0], arguments[1:]) if named else (usual, arguments)
+    return hand_over(commands, name, rest, f"a part of {IN_A_CLONE} {command}")
+
+
 def listing(usage: str, commands: Mapping[str, Command]) -> str:
     """How commands are called, and a line for each of them."""
     return "\n".join([f"usage: {spoken(usage)}\n", *(f"  {name:<12}{command.purpose}" for name, command in commands.items())])
@@ -338,6 +343,28 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def play_split(
+    make: Callable[[int, int], tuple[Learner, tc.Simulator]], runs: int, episodes: int, folder: Path, shown: Any, **options: Any
+) -> tc.RunResult:
+    """`run_split` that moves a bar over the episodes of several runs, from where it stands; `shown` is None where there is none."""
+    made: list[tc.Simulator] = []
+
+    def remembered(count: int, first: int) -> tuple[Learner, tc.Simulator]:
+        learner, env = make(count, first)
+        made[:] = [env]
+        return learner, env
+
+    tell = None if shown is None else watch(shown, int(shown.n), lambda: made[0].episode if made else 0)
+    return tc.run_split(remembered, runs, episodes, folder, progress=False, images=False, on_progress=tell, **options)
+
+
+def claim(folder: Path, settings: Mapping[str, Any], fresh: bool) -> None:
+    """Refuse a folder that holds something with other settings, and note these."""
+    noted = json.loads(json.dumps(settings))
+    RunFolder(folder, fresh).checkpoint(noted)
+    (folder / "config.json").write_text(json.dumps(noted, indent=2) + "\n")
 
 
 @contextlib.contextmanager

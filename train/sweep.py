@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,6 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.events import EVENTS, HALF_WIDTH, RunWriter
-from torchcmdp.folder import RunFolder
 from torchcmdp.learners import LEARNERS
 
 from . import program
@@ -88,7 +86,8 @@ def main(arguments: Sequence[str]) -> int:
     chunk = chunk_size(options, runs, size)
     leads = process_rank() == 0
     if leads:
-        _begin(folder, options)
+        kept = ("memory", "name", "logdir", "device", "fresh")
+        program.claim(folder, {name: value for name, value in asdict(options).items() if name not in kept}, options.fresh)
         _announce(options, len(grid), size, chunk, folder)
     results = []
     for first in range(0, runs, chunk):
@@ -131,19 +130,15 @@ def chunk_size(options: Options, runs: int, size: int) -> int:
 def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int, folder: Path) -> tc.RunResult:
     """Runs `first` to `first + runs - 1` of the sweep, divided over torchrun's processes if there are any."""
     place = folder / "chunks" / f"{first}-{first + runs - 1}"
-    how: dict[str, Any] = {"progress": False, "fresh": options.fresh, "images": False}
-    made: list[tc.Simulator] = []
+    leads, how = process_rank() == 0, {"fresh": options.fresh, "log_every": max(1, options.episodes // POINTS)}
 
     def make(count: int, offset: int) -> tuple[tc.Learner, tc.Simulator]:
-        learner, env = build(options, cmdp, grid, first + offset, count)
-        made[:] = [env]
-        return learner, env
+        return build(options, cmdp, grid, first + offset, count)
 
-    place_of_bar: dict[str, Any] = {"total": options.episodes, "unit": "ep", "disable": process_rank() != 0}
-    with program.bar(None, f"runs {first} to {first + runs - 1}", **place_of_bar) as shown:
-        how["on_progress"] = program.watch(shown, 0, lambda: made[0].episode if made else 0) if process_rank() == 0 else None
-        result = tc.run_split(make, runs, options.episodes, place, max(1, options.episodes // POINTS), **how)
-    if result.completed and process_rank() == 0:  # in TensorBoard the mean over different settings means nothing
+    label = f"runs {first} to {first + runs - 1}"
+    with program.bar(None, label, total=options.episodes, unit="ep", disable=not leads) as shown:
+        result = program.play_split(make, runs, options.episodes, place, shown if leads else None, **how)
+    if result.completed and leads:  # in TensorBoard the mean over different settings means nothing
         for file in place.glob(EVENTS):
             file.unlink()
     return result
@@ -230,11 +225,3 @@ def _write_tensorboard(
             writer.point(episode, row)
         writer.finish()
         writer.close()
-
-
-def _begin(folder: Path, options: Options) -> None:
-    """Refuse a folder that holds another sweep, and note what this one is."""
-    how = ("memory", "name", "logdir", "device", "fresh")
-    settings = json.loads(json.dumps({name: value for name, value in asdict(options).items() if name not in how}))
-    RunFolder(folder, options.fresh).checkpoint(settings)
-    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")

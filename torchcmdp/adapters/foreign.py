@@ -12,12 +12,12 @@ from torch import Tensor
 from torchcmdp.adapters import require
 from torchcmdp.adapters.steps import LayeredIndex
 from torchcmdp.adapters.tabular import Cost, Move
-from torchcmdp.cmdp import BUDGET_TOLERANCE
 from torchcmdp.comparators import Comparators
 from torchcmdp.errors import InvalidInput, brief, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.metrics import Curves, is_unsafe
-from torchcmdp.processes import check_keys
+from torchcmdp.planning import BUDGET_TOLERANCE
+from torchcmdp.processes.base import check_keys
 from torchcmdp.protocols import EnvironmentLike
 from torchcmdp.sampling import thresholds
 from torchcmdp.streams import ACTION, REWARD, RunStreams

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.cmdp import BUDGET_TOLERANCE, LayeredCMDP, least_totals
+from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief
-from torchcmdp.planning import slater_gap
+from torchcmdp.planning import BUDGET_TOLERANCE, JOINT_TOLERANCE, least_totals, slater_gap
 from torchcmdp.units import Units, budgets_of
 
 
@@ -61,8 +61,10 @@ class Shown:
                 raise InvalidInput(
                     f"budget is {brief(budget)}, which no policy keeps: of constraint {i} every one {words} {reached:.6g}."
                 )
-        moved = (own - self.limits) / self._scale / cmdp.layout.layers
-        if cmdp.constraints > 1 and (slater_gap(cmdp, cmdp.costs + moved[..., None, None, None].to(cmdp.costs)) < -1e-7).any():
+        if cmdp.constraints < 2:
+            return
+        moved = ((own - self.limits) / self._scale / cmdp.layout.layers)[..., None, None, None].to(cmdp.costs)
+        if (slater_gap(cmdp, cmdp.costs + moved) < -JOINT_TOLERANCE * cmdp.layout.layers).any():
             raise InvalidInput(f"budget is {brief(budget)}; no policy keeps all {cmdp.constraints} of the constraints at once.")
 
     @property

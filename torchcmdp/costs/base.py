@@ -23,8 +23,6 @@ class Believer(Protocol):
 
     layout: Layout
     constraints: int
-    horizon: int
-    delta: float
     runs: int
     episode: Tensor
     visits: Tensor
@@ -43,11 +41,11 @@ class Believer(Protocol):
         """The plausible transitions."""
 
     @property
-    def hyperparameters(self) -> Mapping[str, Any]:
-        """Its settings by name."""
+    def made_for(self) -> Mapping[str, Any]:
+        """The horizon and the delta of every confidence term."""
 
-    def hyperparameter(self, name: str) -> Tensor:
-        """The values of one, `(runs,)`."""
+    def scale(self, name: str) -> Tensor | float:
+        """The values of a scale, `(runs,)`, or one where it has none."""
 
     def pooled(self, values: Tensor) -> Tensor:
         """Sums over visits with those of tied layers added, `(... x L x S x A)`."""

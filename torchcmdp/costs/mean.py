@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ class MeanCosts(CostModel):
     def _bonus(self, learner: Believer) -> Tensor:
         """b_t, `(runs x L x S x A)`."""
         size = (self.samples_of(learner), learner.layout, learner.constraints)
-        return bonus(*size, bonus_scale=scale_of(learner, "bonus_scale"), **made_for(learner))
+        return bonus(*size, bonus_scale=learner.scale("bonus_scale"), **learner.made_for)
 
     def hopeful(self, learner: Believer) -> Tensor:
         """max(low, ghat - b), and low, which is -1 unless the learner knows better, at pairs never visited."""
@@ -35,13 +35,3 @@ class MeanCosts(CostModel):
     def careful(self, learner: Believer) -> Tensor:
         """min(1, ghat + b), and 1 at pairs never visited: `(runs x m x L x S x A)`."""
         return pessimistic_cost(self.cost_estimate, self._bonus(learner), self.samples_of(learner), learner.layout)
-
-
-def made_for(learner: Believer) -> dict[str, Any]:
-    """What every confidence term is made for."""
-    return {"horizon": learner.horizon, "delta": learner.delta}
-
-
-def scale_of(learner: Believer, name: str) -> Tensor | float:
-    """A scale of the learner's, one where it has none."""
-    return learner.hyperparameter(name) if name in learner.hyperparameters else 1.0

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcmdp.costs.base import Believer, CostModel
 from torchcmdp.costs.evidence import CostEvidence
 from torchcmdp.costs.known import KnownCosts
-from torchcmdp.costs.mean import MeanCosts, made_for, scale_of
+from torchcmdp.costs.mean import MeanCosts
 from torchcmdp.errors import InvalidInput, check_kind
 from torchcmdp.estimation import empirical_threshold, excess, step_uncertainty, violation_threshold
 
@@ -47,13 +47,13 @@ class PaperCosts(MeanCosts):
         size = (learner.episode + 1, learner.layout, learner.constraints)
         self.path_violation = self.path_violation + evidence.path_costs
         if self.uncertainty is None:
-            threshold = violation_threshold(*size, **made_for(learner))
+            threshold = violation_threshold(*size, **learner.made_for)
         else:  # with the radii that the episode was planned with
             kernels, samples = learner.kernels, self.samples_of(learner)
             step = step_uncertainty(kernels.lower, kernels.upper, self._bonus(learner), samples, learner.layout)
             self.uncertainty = self.uncertainty + (step * evidence.visited).sum((-3, -2, -1))
-            threshold = empirical_threshold(self.uncertainty, *size, **made_for(learner))
-        return excess(self.path_violation, threshold, scale_of(learner, "threshold_scale"), scale_of(learner, "cap_scale"))
+            threshold = empirical_threshold(self.uncertainty, *size, **learner.made_for)
+        return excess(self.path_violation, threshold, learner.scale("threshold_scale"), learner.scale("cap_scale"))
 
 
 def cost_model(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels import opt_cmdp, opt_primal_dual, pdbps, wcops
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.metrics import tally, track, track_values
-from torchcmdp.kernels.occupancy import pair_occupancy_of, policy_of_log, policy_of_logits
-from torchcmdp.kernels.options import entry, formula, kernel
-from torchcmdp.kernels.processes import OGD, Process, advance, load_values, store
-from torchcmdp.kernels.projection import INVALID
+from torchcmdp.kernels.occupancy import pair_occupancy_of
+from torchcmdp.kernels.options import entry_for, formula, kernel
+from torchcmdp.kernels.padding import LOAD, STORE, move_each
+from torchcmdp.kernels.processes import OGD, Process, advance, load_values
 from torchcmdp.kernels.rollout import Steps, is_policy, rollout, steps
+from torchcmdp.status import INVALID
+
+learner: Any = None  # in the entries of this module and of `single`: the kernels of the learner that each is made for
 
 # why a run cannot go on, and what to say about it
 BAD_POLICY, BAD_STEP, BAD_PROBLEM = 1, 2, 3
@@ -104,9 +108,9 @@ def enter(geometry, world, run, stage):
 def leave(geometry, world, run, stage):
     """Keep the values that an adversary has come to."""
     if world.rewards.kind == OGD:
-        store(geometry, stage.reward_values, run, world.rewards.values)
+        move_each(geometry.pair_at, world.rewards.values, run, stage.reward_values, STORE)
     if world.costs.kind == OGD:
-        store(geometry, stage.cost_values, run, world.costs.values)
+        move_each(geometry.pair_at, world.costs.values, run, stage.cost_values, STORE)
 
 
 @kernel
@@ -132,11 +136,15 @@ def measure(geometry, run, transitions, comparator, sums, stage):
 
 @kernel
 def move_on(geometry, world, run, t, final, stage):
-    """Move the processes on from the t-th episode; an adversary's values of the final one are kept."""
+    """Move the processes on from the t-th episode, of which a recorder keeps the values; so does an adversary of the final one."""
+    if t < world.rewards.kept.shape[0]:
+        move_each(geometry.pair_at, world.rewards.kept[t], run, stage.reward_values, STORE)
+    if t < world.costs.kept.shape[0]:
+        move_each(geometry.pair_at, world.costs.kept[t], run, stage.cost_values, STORE)
     if final and world.rewards.kind == OGD:
-        store(geometry, stage.reward_values, run, world.rewards.played)
+        move_each(geometry.pair_at, world.rewards.played, run, stage.reward_values, STORE)
     if final and world.costs.kind == OGD:
-        store(geometry, stage.cost_values, run, world.costs.played)
+        move_each(geometry.pair_at, world.costs.played, run, stage.cost_values, STORE)
     advance(geometry, world.rewards, run, world.rewards.episode + t, stage.policy, stage.reward_values)
     advance(geometry, world.costs, run, world.costs.episode + t, stage.policy, stage.cost_values)
 
@@ -159,9 +167,8 @@ def finish(geometry, world, scene, run, t, episodes, stage):
     move_on(geometry, world, run, t, t == episodes - 1, stage)
 
 
-@entry
-def play_wcops(start, stop, episodes, geometry, world, scene, settings, hyper, learnt, buffers, stage, state):
-    """`episodes` episodes of runs start .. stop-1 with WC-OPS or UOB-REPS.
+def _play(start, stop, episodes, geometry, world, scene, settings, hyper, learnt, buffers, stage, state):
+    """`episodes` episodes of runs start .. stop-1 with a learner.
 
     Args:
         learnt: How many episodes the learner has seen.
@@ -169,15 +176,17 @@ def play_wcops(start, stop, episodes, geometry, world, scene, settings, hyper, l
         stage, state: Room for one run.
     """
     for run in range(start, stop):
-        wcops.load(geometry, settings, hyper, run, buffers, state)
+        learner.carry(geometry, settings, run, buffers, state, LOAD)
+        for p in range(state.visits.shape[0]):
+            learner.follow(geometry, settings, hyper, run, p, state)
         enter(geometry, world, run, stage)
         for t in range(episodes):
-            policy_of_log(geometry, state.log_occupancy, stage.policy)
+            learner.plan(geometry, state, stage.policy)
             if not is_policy(stage.policy):
                 scene.failed[run] = BAD_POLICY
                 break
             perform(geometry, world, scene, run, t, stage)
-            status = wcops.update(
+            status = learner.update(
                 geometry, settings, hyper, run, learnt + t + 1, stage.policy, stage.steps, buffers, state, scene.last
             )
             if status == INVALID:
@@ -185,61 +194,10 @@ def play_wcops(start, stop, episodes, geometry, world, scene, settings, hyper, l
                 break
             finish(geometry, world, scene, run, t, episodes, stage)
         leave(geometry, world, run, stage)
-        wcops.store(geometry, settings, run, buffers, state)
+        learner.carry(geometry, settings, run, buffers, state, STORE)
 
 
-@entry
-def play_opt_primal_dual(start, stop, episodes, geometry, world, scene, settings, hyper, learnt, buffers, stage, state):
-    """`episodes` episodes of runs start .. stop-1 with OptPrimalDual; arguments as for `play_wcops`."""
-    for run in range(start, stop):
-        opt_primal_dual.load(geometry, settings, hyper, run, buffers, state)
-        enter(geometry, world, run, stage)
-        for t in range(episodes):
-            policy_of_logits(geometry, state.logits, stage.policy)
-            if not is_policy(stage.policy):
-                scene.failed[run] = BAD_POLICY
-                break
-            perform(geometry, world, scene, run, t, stage)
-            opt_primal_dual.update(geometry, settings, hyper, run, stage.policy, stage.steps, buffers, state, scene.last)
-            finish(geometry, world, scene, run, t, episodes, stage)
-        leave(geometry, world, run, stage)
-        opt_primal_dual.store(geometry, run, buffers, state)
-
-
-@entry
-def play_pdbps(start, stop, episodes, geometry, world, scene, settings, hyper, learnt, buffers, stage, state):
-    """`episodes` episodes of runs start .. stop-1 with PDB-PS; arguments as for `play_wcops`."""
-    for run in range(start, stop):
-        pdbps.load(geometry, settings, hyper, run, buffers, state)
-        enter(geometry, world, run, stage)
-        for t in range(episodes):
-            policy_of_logits(geometry, state.logits, stage.policy)
-            if not is_policy(stage.policy):
-                scene.failed[run] = BAD_POLICY
-                break
-            perform(geometry, world, scene, run, t, stage)
-            pdbps.update(geometry, settings, hyper, run, stage.policy, stage.steps, buffers, state, scene.last)
-            finish(geometry, world, scene, run, t, episodes, stage)
-        leave(geometry, world, run, stage)
-        pdbps.store(geometry, run, buffers, state)
-
-
-@entry
-def play_opt_cmdp(start, stop, episodes, geometry, world, scene, settings, hyper, learnt, buffers, stage, state):
-    """`episodes` episodes of runs start .. stop-1 with OptCMDP or Greedy; arguments as for `play_wcops`."""
-    for run in range(start, stop):
-        opt_cmdp.load(geometry, settings, hyper, run, buffers, state)
-        enter(geometry, world, run, stage)
-        for t in range(episodes):
-            for p in range(state.plan.shape[0]):
-                stage.policy[p] = state.plan[p]
-            if not is_policy(stage.policy):
-                scene.failed[run] = BAD_POLICY
-                break
-            perform(geometry, world, scene, run, t, stage)
-            if opt_cmdp.update(geometry, settings, hyper, run, stage.steps, state, scene.last) == INVALID:
-                scene.failed[run] = BAD_PROBLEM
-                break
-            finish(geometry, world, scene, run, t, episodes, stage)
-        leave(geometry, world, run, stage)
-        opt_cmdp.store(geometry, run, buffers, state)
+@cache
+def play_of(kernels: ModuleType) -> Any:
+    """`_play` with the learner of these kernels."""
+    return entry_for(_play, learner=kernels)

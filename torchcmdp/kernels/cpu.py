@@ -157,18 +157,18 @@ class _EntryCompiler(_Compiler):
 OPTIONS = {"nogil": True, "fastmath": FASTMATH, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 
-def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a kernel that other kernels call."""
-    return njit(pipeline_class=_InnerCompiler, no_cpython_wrapper=True, **OPTIONS)(function)
+def compiled(function: Callable[..., Any], **changes: Any) -> Any:
+    """Compile a kernel that other kernels call; `changes` are to the options of all kernels."""
+    return njit(pipeline_class=_InnerCompiler, **{**OPTIONS, "no_cpython_wrapper": True, **changes})(function)
 
 
-def exposed(function: Callable[..., Any]) -> Any:
+def exposed(function: Callable[..., Any], **changes: Any) -> Any:
     """Compile a kernel that Python calls, with all that it calls, on its first call."""
-    return njit(pipeline_class=_EntryCompiler, **OPTIONS)(function)
+    return njit(pipeline_class=_EntryCompiler, **{**OPTIONS, **changes})(function)
 
 
-def entry(function: Callable[..., Any]) -> Any:
+def entry(function: Callable[..., Any], **changes: Any) -> Any:
     """As `exposed`, or load it from the cache."""
-    dispatcher = exposed(function)
+    dispatcher = exposed(function, **changes)
     dispatcher._cache = _KernelCache(function)
     return dispatcher

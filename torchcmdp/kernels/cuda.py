@@ -1,13 +1,16 @@
 """The kernels on a GPU: compiled by numba-cuda from the very functions that `cpu` compiles, and launched one thread an instance.
 
-A CPU kernel takes a range of instances, and room for one. Here every thread calls it with a range of one, and with its own slice of
-rooms whose last axis is over instances, so that the threads of a warp read neighbouring numbers.
+A CPU kernel takes a range of instances, or of runs, and room for one. Here every thread calls it with a range of one, and with its
+own slice of rooms whose last axis is over instances, so that the threads of a warp read neighbouring numbers.
 """
 
 from __future__ import annotations
 
+import dis
 import importlib.util
+import sys
 import types
+import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -19,14 +22,27 @@ from numba.core import config
 from numba.core.dispatcher import Dispatcher
 from torch import Tensor
 
-from torchcmdp.kernels import linalg, projection
-from torchcmdp.kernels.emptiness import least_violation
+from torchcmdp.kernels import (
+    block,
+    confidence,
+    emptiness,
+    linalg,
+    newton,
+    occupancy,
+    opt_cmdp,
+    opt_primal_dual,
+    pairs,
+    pdbps,
+    program,
+    projection,
+    pull,
+    quadratic,
+    rollout,
+    wcops,
+)
 from torchcmdp.kernels.geometry import Geometry, geometry_of
-from torchcmdp.kernels.newton import cooled_newton, newton, newton_step, rebalance, search
-from torchcmdp.kernels.pairs import evaluate, respond
 from torchcmdp.kernels.projection import Batch, Limits, project_one, project_range
-from torchcmdp.kernels.pull import moves_back, pull_one, pull_range
-from torchcmdp.kernels.quadratic import quadratic
+from torchcmdp.kernels.pull import pull_range
 from torchcmdp.kernels.solver import project_at
 from torchcmdp.kernels.work import carve, memory
 from torchcmdp.layout import Layout
@@ -36,12 +52,24 @@ THREADS = 32
 
 # Functions that stay functions: numba-cuda puts everything into its caller, and then the projection alone takes eight minutes.
 APART = {
-    function.py_func
-    for function in (
-        linalg.prepare, linalg.solve, linalg.schur, linalg.assemble_border, projection.solve, projection.recover, least_violation,
-        newton, cooled_newton, newton_step, rebalance, search, evaluate, respond, quadratic, moves_back, pull_one,
-    )
-}  # fmt: skip
+    getattr(module, name).py_func
+    for module, names in {
+        linalg: ("prepare", "solve", "schur", "assemble_border"),
+        projection: ("project_one", "solve", "recover"),
+        emptiness: ("least_violation",),
+        newton: ("newton", "cooled_newton", "newton_step", "rebalance", "search"),
+        pairs: ("evaluate", "respond"),
+        quadratic: ("quadratic",),
+        pull: ("moves_back", "pull_one"),
+        program: ("optimise_one",),
+        confidence: ("confidence_row", "reach"),
+        occupancy: ("policy_of_log", "policy_of_logits"),
+        rollout: ("rollout",),
+        block: ("measure", "move_on"),
+        **dict.fromkeys((wcops, opt_cmdp, opt_primal_dual, pdbps), ("carry", "update")),
+    }.items()
+    for name in names
+}
 
 
 @lru_cache(maxsize=1)
@@ -57,6 +85,13 @@ def usable() -> bool:
 def simulated() -> bool:
     """Whether this process has numba's simulator in place of a GPU, which works on CPU tensors."""
     return bool(config.ENABLE_CUDASIM)
+
+
+def obstacle(device: torch.device) -> str:
+    """What keeps these kernels from tensors on a device, as a clause; empty where nothing does."""
+    if device.type != ("cpu" if simulated() else "cuda"):
+        return f"kernels on a GPU take CUDA tensors, and these are on {device}"
+    return "" if usable() else 'kernels on a GPU need numba-cuda (pip install "torchcmdp[cuda]") and a GPU that it finds'
 
 
 class Own(NamedTuple):
@@ -97,8 +132,9 @@ def on_device(function: types.FunctionType) -> Any:
     """A device function with this function's code, in which kernels mean their device functions."""
     from numba import cuda
 
-    names = function.__code__.co_names
-    known = {name: _translated(value, names) for name, value in function.__globals__.items() if name in names}
+    names = function.__code__.co_names  # attributes among them, which may be called like a kernel
+    used = {step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"}
+    known = {name: _translated(value, names) for name, value in function.__globals__.items() if name in used}
     device_function = cuda.jit(device=True)(types.FunctionType(function.__code__, known, function.__name__))
     if function in APART and not simulated():
         device_function.compile_device = _apart(device_function.compile_device)
@@ -187,13 +223,16 @@ def launch(kernel: Dispatcher, batch: int, device: torch.device, *arguments: Any
     if batch == 0:
         return
     arguments = converted(arguments, _array)
-    threads = min(THREADS, batch)
+    threads, grid = min(THREADS, batch), grid_of(kernel, arguments)
     if device.type == "cpu":
-        grid_of(kernel, arguments)[-(-batch // threads), threads](batch, arguments)
+        grid[-(-batch // threads), threads](batch, arguments)
         return
-    with torch.cuda.device(device), cuda.gpus[device.index or 0]:
+    if not grid.overloads:
+        print(f"compiling {kernel.__name__} for the GPU, which takes a minute or more", file=sys.stderr, flush=True)
+    with torch.cuda.device(device), cuda.gpus[device.index or 0], warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Grid size")  # of a small batch, which is what it is
         stream = cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
-        grid_of(kernel, arguments)[-(-batch // threads), threads, stream](batch, arguments)
+        grid[-(-batch // threads), threads, stream](batch, arguments)
 
 
 def rooms(record: Any, batch: int, device: torch.device) -> Own:

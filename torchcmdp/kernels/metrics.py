@@ -6,6 +6,7 @@ from torchcmdp.kernels.limits import UNSAFE_ABOVE
 from torchcmdp.kernels.occupancy import expected_value
 from torchcmdp.kernels.options import formula, kernel
 from torchcmdp.kernels.processes import largest
+from torchcmdp.status import INVALID, MAX_ITERATIONS
 
 
 @formula
@@ -59,6 +60,21 @@ def track_values(geometry, run, costs, reward_values, cost_values, reward_sum, c
             value = cost_values[i, p]
             cost_sum[run, i, place] += value
             worst_cost[run, i, place] = max(worst_cost[run, i, place], largest(costs, value))
+
+
+def solver_tags(fallback: str) -> tuple[str, ...]:
+    """What `tell_solver` reports; `fallback` is what the solver calls the status of a set that is empty."""
+    return tuple(f"Solver/{name}" for name in ("iterations", "residual", fallback, "max_iterations", "invalid"))
+
+
+@formula
+def tell_solver(run, iterations, residual, status, fallback, last):
+    """The first five diagnostics of a learner with a solver, `(tags x runs)`."""
+    last[0, run] = iterations
+    last[1, run] = residual
+    last[2, run] = 1.0 if status == fallback else 0.0
+    last[3, run] = 1.0 if status == MAX_ITERATIONS else 0.0
+    last[4, run] = 1.0 if status == INVALID else 0.0
 
 
 @formula

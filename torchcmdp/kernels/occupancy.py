@@ -54,21 +54,27 @@ def policy_of(geometry, occupancy, policy):
                 policy[p] = 1.0 / own
 
 
+@formula
+def exponentials(geometry, x, logits):
+    """The largest logit of a state, and the sum of exp(logit - largest) over the actions that it has."""
+    row, actions = geometry.row, geometry.actions
+    largest, total = -math.inf, 0.0
+    for p in range(x * actions, (x + 1) * actions):
+        if row[p] < row[p + 1]:
+            largest = max(largest, logits[p])
+    for p in range(x * actions, (x + 1) * actions):
+        total += math.exp(logits[p] - largest) if row[p] < row[p + 1] else 0.0
+    return largest, total
+
+
 @kernel
 def policy_of_logits(geometry, logits, policy):
     """policy <- softmax of the logits over the actions that each state has."""
     row, actions = geometry.row, geometry.actions
     for x in range(geometry.first[-1]):
-        largest = -math.inf
+        largest, total = exponentials(geometry, x, logits)
         for p in range(x * actions, (x + 1) * actions):
-            if row[p] < row[p + 1]:
-                largest = max(largest, logits[p])
-        total = 0.0
-        for p in range(x * actions, (x + 1) * actions):
-            policy[p] = math.exp(logits[p] - largest) if row[p] < row[p + 1] else 0.0
-            total += policy[p]
-        for p in range(x * actions, (x + 1) * actions):
-            policy[p] /= total
+            policy[p] = math.exp(logits[p] - largest) / total if row[p] < row[p + 1] else 0.0
 
 
 @kernel
@@ -76,13 +82,7 @@ def log_softmax(geometry, logits):
     """logits <- their log-softmax over the actions that each state has, and zero at the others."""
     row, actions = geometry.row, geometry.actions
     for x in range(geometry.first[-1]):
-        largest = -math.inf
-        for p in range(x * actions, (x + 1) * actions):
-            if row[p] < row[p + 1]:
-                largest = max(largest, logits[p])
-        total = 0.0
-        for p in range(x * actions, (x + 1) * actions):
-            total += math.exp(logits[p] - largest) if row[p] < row[p + 1] else 0.0
+        largest, total = exponentials(geometry, x, logits)
         shift = largest + math.log(total)
         for p in range(x * actions, (x + 1) * actions):
             logits[p] = logits[p] - shift if row[p] < row[p + 1] else 0.0

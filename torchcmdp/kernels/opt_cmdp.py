@@ -10,22 +10,17 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import KernelSet, confidence_row, empirical_row, kernel_set
+from torchcmdp.kernels.empirical import count, move_sums
 from torchcmdp.kernels.estimation import bonus, optimistic_cost
 from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.metrics import solver_tags, tell_solver
 from torchcmdp.kernels.occupancy import policy_of
-from torchcmdp.kernels.options import formula, kernel
+from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.padding import move
 from torchcmdp.kernels.program import Work, optimise_one, workspace
-from torchcmdp.status import INFEASIBLE, INVALID, MAX_ITERATIONS
+from torchcmdp.status import INFEASIBLE
 
-TAGS = (
-    "Solver/iterations",
-    "Solver/residual",
-    "Solver/infeasible",
-    "Solver/max_iterations",
-    "Solver/invalid",
-    "Learner/planned_value",
-    "Learner/max_multiplier",
-)
+TAGS = (*solver_tags("infeasible"), "Learner/planned_value", "Learner/max_multiplier")
 
 
 class Settings(NamedTuple):
@@ -92,32 +87,17 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
 
 
 @kernel
-def load(geometry, settings, hyper, run, buffers, state):
-    """state <- a run's buffers, and what follows from them."""
-    for e in range(state.transition_visits.shape[0]):
-        state.transition_visits[e] = buffers.transition_visits[run, geometry.entry_at[e]]
-    for p in range(state.visits.shape[0]):
-        place = geometry.pair_at[p]
-        state.plan[p] = buffers.plan[run, place]
-        state.visits[p] = buffers.visits[run, place]
-        state.reward_sum[p] = buffers.reward_sum[run, place]
-        for i in range(state.cost_sum.shape[0]):
-            state.cost_sum[i, p] = buffers.cost_sum[run, i, place]
-        follow(geometry, settings, hyper, run, p, state)
+def carry(geometry, settings, run, buffers, state, back):
+    """A run's state from the buffers, or `back` into them."""
+    move_sums(geometry, run, buffers, state, back)
+    move(geometry.pair_at, buffers.plan, run, state.plan, back)
 
 
 @kernel
-def store(geometry, run, buffers, state):
-    """A run's state back into the buffers."""
-    for e in range(state.transition_visits.shape[0]):
-        buffers.transition_visits[run, geometry.entry_at[e]] = state.transition_visits[e]
-    for p in range(state.visits.shape[0]):
-        place = geometry.pair_at[p]
-        buffers.plan[run, place] = state.plan[p]
-        buffers.visits[run, place] = state.visits[p]
-        buffers.reward_sum[run, place] = state.reward_sum[p]
-        for i in range(state.cost_sum.shape[0]):
-            buffers.cost_sum[run, i, place] = state.cost_sum[i, p]
+def plan(geometry, state, policy):
+    """policy <- what the last program found."""
+    for p in range(policy.shape[0]):
+        policy[p] = state.plan[p]
 
 
 @kernel
@@ -143,31 +123,9 @@ def follow(geometry, settings, hyper, run, p, state):
         state.costs[i, p] = optimistic_cost(state.costs[i, p], cost_width, visits, lowest[i, place])
 
 
-@formula
-def count(steps, state):
-    """Add one episode to the counts and sums."""
-    for k in range(steps.pairs.shape[0]):
-        p = steps.pairs[k]
-        state.visits[p] += 1.0
-        state.transition_visits[steps.entries[k]] += 1.0
-        state.reward_sum[p] += steps.rewards[k]
-        for i in range(state.cost_sum.shape[0]):
-            state.cost_sum[i, p] += steps.costs[k, i]
-
-
 @kernel
-def update(geometry, settings, hyper, run, steps, state, last):
-    """Count the episode and plan the next one.
-
-    Args:
-        run: Whose hyperparameters.
-        steps: What came of the last plan.
-        state: Of the run.
-        last: The diagnostics, `(tags x runs)`.
-
-    Returns:
-        The program's status.
-    """
+def update(geometry, settings, hyper, run, episode, policy, steps, buffers, state, last):
+    """Count the episode and plan the next one; arguments and result as in `wcops.update`."""
     count(steps, state)
     for k in range(steps.pairs.shape[0]):
         follow(geometry, settings, hyper, run, steps.pairs[k], state)
@@ -179,11 +137,7 @@ def update(geometry, settings, hyper, run, steps, state, last):
     highest = 0.0
     for i in range(state.multipliers.shape[0]):
         highest = max(highest, state.multipliers[i])
-    last[0, run] = iterations
-    last[1, run] = residual
-    last[2, run] = 1.0 if status == INFEASIBLE else 0.0
-    last[3, run] = 1.0 if status == MAX_ITERATIONS else 0.0
-    last[4, run] = 1.0 if status == INVALID else 0.0
+    tell_solver(run, iterations, residual, status, INFEASIBLE, last)
     last[5, run] = value
     last[6, run] = highest
     return status

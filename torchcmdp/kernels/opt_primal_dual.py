@@ -10,12 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import empirical_row, half_width
+from torchcmdp.kernels.empirical import count, move_sums, plan_of_logits
 from torchcmdp.kernels.estimation import bonus
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.occupancy import log_softmax
-from torchcmdp.kernels.options import formula, kernel
+from torchcmdp.kernels.options import kernel
+from torchcmdp.kernels.padding import move
+from torchcmdp.status import SOLVED
 
 TAGS = ("Learner/max_multiplier", "Learner/optimistic_reward", "Learner/optimistic_violation")
+plan = plan_of_logits
 
 
 class Settings(NamedTuple):
@@ -87,37 +91,15 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
 
 
 @kernel
-def load(geometry, settings, hyper, run, buffers, state):
-    """state <- a run's buffers, and what follows from them."""
-    for e in range(state.transition_visits.shape[0]):
-        state.transition_visits[e] = buffers.transition_visits[run, geometry.entry_at[e]]
-    for p in range(state.visits.shape[0]):
-        place = geometry.pair_at[p]
-        state.logits[p] = buffers.logits[run, place]
-        state.visits[p] = buffers.visits[run, place]
-        state.reward_sum[p] = buffers.reward_sum[run, place]
-        for i in range(state.cost_sum.shape[0]):
-            state.cost_sum[i, p] = buffers.cost_sum[run, i, place]
-        optimistic_feedback(geometry, settings, hyper, run, p, state)
+def carry(geometry, settings, run, buffers, state, back):
+    """A run's state from the buffers, or `back` into them."""
+    move_sums(geometry, run, buffers, state, back)
+    move(geometry.pair_at, buffers.logits, run, state.logits, back)
 
 
 @kernel
-def store(geometry, run, buffers, state):
-    """A run's state back into the buffers."""
-    for e in range(state.transition_visits.shape[0]):
-        buffers.transition_visits[run, geometry.entry_at[e]] = state.transition_visits[e]
-    for p in range(state.visits.shape[0]):
-        place = geometry.pair_at[p]
-        buffers.logits[run, place] = state.logits[p]
-        buffers.visits[run, place] = state.visits[p]
-        buffers.reward_sum[run, place] = state.reward_sum[p]
-        for i in range(state.cost_sum.shape[0]):
-            buffers.cost_sum[run, i, place] = state.cost_sum[i, p]
-
-
-@kernel
-def optimistic_feedback(geometry, settings, hyper, run, p, state):
-    """Reward and costs of pair p with their bonuses."""
+def follow(geometry, settings, hyper, run, p, state):
+    """The optimistic feedback of pair p: reward and costs with their bonuses."""
     begin, end = geometry.row[p], geometry.row[p + 1]
     visits, layers = state.visits[p], geometry.first.shape[0] - 1
     cost_width = bonus(visits, settings.logarithm, hyper.bonus_scale[run])
@@ -155,30 +137,11 @@ def evaluate(geometry, settings, run, policy, state):
                 state.values[j, x] = value
 
 
-@formula
-def count(geometry, settings, hyper, run, steps, state):
-    """Add one episode to the counts and sums."""
-    for k in range(steps.pairs.shape[0]):
-        p = steps.pairs[k]
-        state.visits[p] += 1.0
-        state.transition_visits[steps.entries[k]] += 1.0
-        state.reward_sum[p] += steps.rewards[k]
-        for i in range(state.cost_sum.shape[0]):
-            state.cost_sum[i, p] += steps.costs[k, i]
-        optimistic_feedback(geometry, settings, hyper, run, p, state)
-
-
 @kernel
-def update(geometry, settings, hyper, run, policy, steps, buffers, state, last):
+def update(geometry, settings, hyper, run, episode, policy, steps, buffers, state, last):
     """Evaluate the policy that was played, move it and the multipliers, and only then count the episode.
 
-    Args:
-        run: Whose hyperparameters and buffers.
-        policy: What was played, `(P,)`.
-        steps: What came of it.
-        buffers: Of these `multipliers` are kept up to date.
-        state: The rest of the run's state.
-        last: The diagnostics, `(tags x runs)`.
+    Arguments and result as in `wcops.update`; of the buffers `multipliers` are kept up to date.
     """
     evaluate(geometry, settings, run, policy, state)
     for p in range(state.logits.shape[0]):
@@ -198,4 +161,7 @@ def update(geometry, settings, hyper, run, policy, steps, buffers, state, last):
     last[0, run] = highest
     last[1, run] = state.values[0, 0]
     last[2, run] = violation
-    count(geometry, settings, hyper, run, steps, state)
+    count(steps, state)
+    for k in range(steps.pairs.shape[0]):
+        follow(geometry, settings, hyper, run, steps.pairs[k], state)
+    return SOLVED

@@ -6,30 +6,35 @@ Without fast mathematics a formula rounds the same wherever it is compiled into,
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from numba import njit, typeof
 
-from torchcmdp.kernels.cpu import OPTIONS, _EntryCompiler, _InnerCompiler, _KernelCache
-
-_EXACT = {**OPTIONS, "fastmath": False}
+from torchcmdp.kernels.cpu import OPTIONS, compiled, entry
 
 
 def formula(function: Callable[..., Any]) -> Any:
     """A function that is part of whoever calls it, before types are known: for short ones."""
-    return njit(inline="always", **_EXACT)(function)
+    return njit(inline="always", **{**OPTIONS, "fastmath": False})(function)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """A function that other kernels call."""
-    return njit(pipeline_class=_InnerCompiler, no_cpython_wrapper=True, **_EXACT)(function)
+    return compiled(function, fastmath=False)
 
 
-def entry(function: Callable[..., Any]) -> Any:
+def exact_entry(function: Callable[..., Any]) -> Any:
     """A kernel that Python calls, compiled with all that it calls on its first call or loaded from the cache."""
-    dispatcher = njit(pipeline_class=_EntryCompiler, **_EXACT)(function)
-    dispatcher._cache = _KernelCache(function)
-    return dispatcher
+    return entry(function, fastmath=False)
+
+
+def entry_for(function: Callable[..., Any], **meanings: Any) -> Any:
+    """An entry with this function's code, in which these global names mean something: the same loop for several learners."""
+    name = "_".join([function.__name__.strip("_"), *(module.__name__.rpartition(".")[2] for module in meanings.values())])
+    own = FunctionType(function.__code__, {**function.__globals__, **meanings}, name)
+    own.__qualname__ = name  # which the cache goes by
+    return exact_entry(own)
 
 
 def outlined(function: Callable[..., Any]) -> Any:
@@ -37,9 +42,7 @@ def outlined(function: Callable[..., Any]) -> Any:
 
     It is not compiled into its callers, which for one as large as the projection would take longer than all the rest of them.
     """
-    dispatcher = njit(pipeline_class=_EntryCompiler, no_cpython_wrapper=True, **OPTIONS)(function)
-    dispatcher._cache = _KernelCache(function)
-    return dispatcher
+    return entry(function, no_cpython_wrapper=True)
 
 
 def address_of(dispatcher: Any, *samples: Any) -> int:

@@ -8,11 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import KernelSet, Room, all_pairs, confidence_row, empty_room, expect, kernel_set
+from torchcmdp.kernels.empirical import move_visits, plan_of_logits
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.occupancy import actions_of, log_softmax
 from torchcmdp.kernels.options import formula, kernel
+from torchcmdp.kernels.padding import move
+from torchcmdp.status import SOLVED
 
 TAGS = ("Learner/max_multiplier", "Learner/loss_range", "Learner/max_bonus")
+plan = plan_of_logits
 
 # the smallest positive number of full precision: no 0/0 where gamma is zero
 TINY = float(np.finfo(np.float64).tiny)
@@ -70,24 +74,16 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
 
 
 @kernel
-def load(geometry, settings, hyper, run, buffers, state):
-    """state <- a run's buffers, and what follows from them."""
-    for e in range(state.transition_visits.shape[0]):
-        state.transition_visits[e] = buffers.transition_visits[run, geometry.entry_at[e]]
-    for p in range(state.visits.shape[0]):
-        state.logits[p] = buffers.logits[run, geometry.pair_at[p]]
-        state.visits[p] = buffers.visits[run, geometry.pair_at[p]]
-        confidence_row(geometry, p, state.visits, state.transition_visits, settings.iota, hyper.radius_scale[run], state.kernels)
+def follow(geometry, settings, hyper, run, p, state):
+    """The plausible transitions of pair p."""
+    confidence_row(geometry, p, state.visits, state.transition_visits, settings.iota, hyper.radius_scale[run], state.kernels)
 
 
 @kernel
-def store(geometry, run, buffers, state):
-    """A run's state back into the buffers."""
-    for e in range(state.transition_visits.shape[0]):
-        buffers.transition_visits[run, geometry.entry_at[e]] = state.transition_visits[e]
-    for p in range(state.visits.shape[0]):
-        buffers.logits[run, geometry.pair_at[p]] = state.logits[p]
-        buffers.visits[run, geometry.pair_at[p]] = state.visits[p]
+def carry(geometry, settings, run, buffers, state, back):
+    """A run's state from the buffers, or `back` into them."""
+    move_visits(geometry, run, buffers, state, back)
+    move(geometry.pair_at, buffers.logits, run, state.logits, back)
 
 
 @formula
@@ -151,16 +147,10 @@ def step(geometry, eta, share, loss_range, loss, logits):
 
 
 @kernel
-def update(geometry, settings, hyper, run, policy, steps, buffers, state, last):
+def update(geometry, settings, hyper, run, episode, policy, steps, buffers, state, last):
     """One episode after the roll-out: estimate Q and its bonus with P_{t-1}, move policy and multipliers, count.
 
-    Args:
-        run: Whose hyperparameters and buffers.
-        policy: What was played, `(P,)`.
-        steps: What came of it.
-        buffers: Of these `multipliers` and `loss_range` are kept up to date.
-        state: The rest of the run's state.
-        last: The diagnostics, `(tags x runs)`.
+    Arguments and result as in `wcops.update`; of the buffers `multipliers` and `loss_range` are kept up to date.
     """
     gamma, multipliers, m = hyper.gamma[run], buffers.multipliers, buffers.multipliers.shape[1]
     priced = 0.0
@@ -192,7 +182,8 @@ def update(geometry, settings, hyper, run, policy, steps, buffers, state, last):
         p = steps.pairs[k]
         state.visits[p] += 1.0
         state.transition_visits[steps.entries[k]] += 1.0
-        confidence_row(geometry, p, state.visits, state.transition_visits, settings.iota, hyper.radius_scale[run], state.kernels)
+        follow(geometry, settings, hyper, run, p, state)
     last[0, run] = highest
     last[1, run] = loss_range
     last[2, run] = most
+    return SOLVED

@@ -29,6 +29,7 @@ class Process(NamedTuple):
         high: Of an adversary, the upper ends, `((1 or runs) x m x L S A)`.
         values: Of an adversary, those of the episode to come, `(runs x m x L S A)`, written to.
         played: Of an adversary, those of the episode played last, `(runs x m x L S A)`, written to.
+        kept: Where the values of the first episodes are kept, `(episodes x runs x m x L S A)`, written to; none of most.
     """
 
     kind: int
@@ -43,6 +44,7 @@ class Process(NamedTuple):
     high: np.ndarray
     values: np.ndarray
     played: np.ndarray
+    kept: np.ndarray
 
 
 @formula
@@ -108,11 +110,3 @@ def descend(geometry, process, run, episode, policy, values):
             place = geometry.pair_at[p]
             moved = values[i, p] + rate * policy[p] * process.blocks[0, row, i, place]
             values[i, p] = min(max(moved, process.low), process.high[row, i, place])
-
-
-@kernel
-def store(geometry, values, run, padded):
-    """Values `(m x P)` back into the padded tensor of all runs."""
-    for i in range(values.shape[0]):
-        for p in range(values.shape[1]):
-            padded[run, i, geometry.pair_at[p]] = values[i, p]

@@ -15,7 +15,8 @@ from torchcmdp.kernels.confidence import ENTRYWISE, KernelSet, Room, empty_room,
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.limits import IMPROVEMENT, ROUNDING
 from torchcmdp.kernels.memory import room
-from torchcmdp.kernels.options import entry, kernel
+from torchcmdp.kernels.options import exact_entry, kernel
+from torchcmdp.kernels.padding import LOAD, STORE, move, move_each
 from torchcmdp.kernels.simplex import (
     OCCUPANCY,
     Simplex,
@@ -283,10 +284,9 @@ class Instance(NamedTuple):
     upper: np.ndarray
     costs: np.ndarray
     occupancy: np.ndarray
-    multipliers: np.ndarray
 
 
-@entry
+@exact_entry
 def optimise_range(
     start, stop, geometry, rewards, lower, upper, costs, max_iterations, work, instance,
     occupancy, multipliers, value, excess, residual, status, iterations,
@@ -294,23 +294,16 @@ def optimise_range(
     """Solve instances start..stop-1 of a batch of flattened padded tensors, filling in the outputs."""
     entry_at, pair_at = geometry.entry_at, geometry.pair_at
     for b in range(start, stop):
-        for e in range(entry_at.shape[0]):
-            instance.lower[e] = lower[b, entry_at[e]]
-            instance.upper[e] = upper[b, entry_at[e]]
-        for p in range(pair_at.shape[0]):
-            instance.rewards[p] = rewards[b, pair_at[p]]
-            for i in range(costs.shape[1]):
-                instance.costs[i, p] = costs[b, i, pair_at[p]]
+        move(entry_at, lower, b, instance.lower, LOAD)
+        move(entry_at, upper, b, instance.upper, LOAD)
+        move(pair_at, rewards, b, instance.rewards, LOAD)
+        move_each(pair_at, costs, b, instance.costs, LOAD)
         status[b], iterations[b], value[b], excess[b], residual[b] = optimise_one(
             geometry, instance.rewards, instance.lower, instance.upper, instance.costs, max_iterations, work,
-            instance.occupancy, instance.multipliers,
+            instance.occupancy, multipliers[b],
         )  # fmt: skip
-        if status[b] == INVALID:
-            continue
-        for e in range(entry_at.shape[0]):
-            occupancy[b, entry_at[e]] = instance.occupancy[e]
-        for i in range(costs.shape[1]):
-            multipliers[b, i] = instance.multipliers[i]
+        if status[b] != INVALID:
+            move(entry_at, occupancy, b, instance.occupancy, STORE)
 
 
 class Batch(NamedTuple):
@@ -336,7 +329,7 @@ def optimise_batch(
     entries, pairs = len(geometry.successor), len(geometry.pair_at)
 
     def make() -> tuple[Work, Instance, Geometry]:
-        sizes = (pairs, entries, entries, (m, pairs), entries, m)
+        sizes = (pairs, entries, entries, (m, pairs), entries)
         # with the geometry, so that its identity stays its own for as long as it is a key
         return workspace(geometry, m), Instance(*(np.zeros(size) for size in sizes)), geometry
 

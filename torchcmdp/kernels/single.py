@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels import opt_cmdp, opt_primal_dual, pdbps, wcops
 from torchcmdp.kernels.block import BAD_POLICY, BAD_PROBLEM, BAD_STEP, enter, leave, measure, move_on, roll_out
-from torchcmdp.kernels.occupancy import policy_of_log, policy_of_logits
-from torchcmdp.kernels.options import entry, kernel
-from torchcmdp.kernels.projection import INVALID
+from torchcmdp.kernels.options import entry_for, exact_entry, kernel
+from torchcmdp.kernels.padding import LOAD, STORE, move, move_each
 from torchcmdp.kernels.rollout import is_policy, sums_to_one
+from torchcmdp.status import INVALID
+
+learner: Any = None  # as in `block`
 
 
 class Walk(NamedTuple):
@@ -22,22 +25,6 @@ class Walk(NamedTuple):
     next_states: np.ndarray
     rewards: np.ndarray
     costs: np.ndarray
-
-
-@kernel
-def gather(geometry, run, padded, compact):
-    """compact <- the pairs of a run's row of a padded tensor, `(runs x L S A)`."""
-    for p in range(compact.shape[0]):
-        compact[p] = padded[run, geometry.pair_at[p]]
-
-
-@kernel
-def load(geometry, run, padded, values):
-    """values <- a run's `(m x P)` of a padded tensor of all runs, or of one for all."""
-    row = run if padded.shape[0] > 1 else 0
-    for i in range(values.shape[0]):
-        for p in range(values.shape[1]):
-            values[i, p] = padded[row, i, geometry.pair_at[p]]
 
 
 @kernel
@@ -63,11 +50,11 @@ def read_steps(geometry, run, walk, steps):
     return True
 
 
-@entry
+@exact_entry
 def rollout_range(start, stop, geometry, world, policy, walk, failed, stage):
     """walk <- an episode of runs start .. stop-1 with the policies `(runs x L S A)`."""
     for run in range(start, stop):
-        gather(geometry, run, policy, stage.policy)
+        move(geometry.pair_at, policy, run, stage.policy, LOAD)
         if not (is_policy(stage.policy) and sums_to_one(geometry, stage.policy)):
             failed[run] = BAD_POLICY
             continue
@@ -85,7 +72,7 @@ def rollout_range(start, stop, geometry, world, policy, walk, failed, stage):
         leave(geometry, world, run, stage)
 
 
-@entry
+@exact_entry
 def track_range(start, stop, geometry, transitions, comparator, policy, reward_values, cost_values, rewards, costs, sums, stage):
     """Add an episode of runs start .. stop-1 to the tracker's sums.
 
@@ -97,9 +84,9 @@ def track_range(start, stop, geometry, transitions, comparator, policy, reward_v
         sums: `(runs x (5 + 3 m))`.
     """
     for run in range(start, stop):
-        gather(geometry, run if policy.shape[0] > 1 else 0, policy, stage.policy)
-        load(geometry, run, reward_values, stage.reward_values)
-        load(geometry, run, cost_values, stage.cost_values)
+        move(geometry.pair_at, policy, run % policy.shape[0], stage.policy, LOAD)
+        move_each(geometry.pair_at, reward_values, run % reward_values.shape[0], stage.reward_values, LOAD)
+        move_each(geometry.pair_at, cost_values, run % cost_values.shape[0], stage.cost_values, LOAD)
         for k in range(rewards.shape[1]):
             stage.steps.rewards[k] = rewards[run, k]
             for i in range(costs.shape[2]):
@@ -107,55 +94,23 @@ def track_range(start, stop, geometry, transitions, comparator, policy, reward_v
         measure(geometry, run, transitions, comparator, sums, stage)
 
 
-@entry
-def update_wcops(start, stop, geometry, settings, hyper, learnt, walk, buffers, last, failed, stage, state):
-    """One update of runs start .. stop-1 of WC-OPS or UOB-REPS; `learnt` episodes came before."""
+def _update(start, stop, geometry, settings, hyper, learnt, walk, buffers, last, failed, stage, state):
+    """One update of runs start .. stop-1 of a learner; `learnt` episodes came before."""
     for run in range(start, stop):
         if not read_steps(geometry, run, walk, stage.steps):
             failed[run] = BAD_STEP
             continue
-        wcops.load(geometry, settings, hyper, run, buffers, state)
-        policy_of_log(geometry, state.log_occupancy, stage.policy)
-        status = wcops.update(geometry, settings, hyper, run, learnt + 1, stage.policy, stage.steps, buffers, state, last)
+        learner.carry(geometry, settings, run, buffers, state, LOAD)
+        for p in range(state.visits.shape[0]):
+            learner.follow(geometry, settings, hyper, run, p, state)
+        learner.plan(geometry, state, stage.policy)
+        status = learner.update(geometry, settings, hyper, run, learnt + 1, stage.policy, stage.steps, buffers, state, last)
         if status == INVALID:
             failed[run] = BAD_PROBLEM
-        wcops.store(geometry, settings, run, buffers, state)
+        learner.carry(geometry, settings, run, buffers, state, STORE)
 
 
-@entry
-def update_opt_primal_dual(start, stop, geometry, settings, hyper, learnt, walk, buffers, last, failed, stage, state):
-    """One update of runs start .. stop-1 of OptPrimalDual."""
-    for run in range(start, stop):
-        if not read_steps(geometry, run, walk, stage.steps):
-            failed[run] = BAD_STEP
-            continue
-        opt_primal_dual.load(geometry, settings, hyper, run, buffers, state)
-        policy_of_logits(geometry, state.logits, stage.policy)
-        opt_primal_dual.update(geometry, settings, hyper, run, stage.policy, stage.steps, buffers, state, last)
-        opt_primal_dual.store(geometry, run, buffers, state)
-
-
-@entry
-def update_pdbps(start, stop, geometry, settings, hyper, learnt, walk, buffers, last, failed, stage, state):
-    """One update of runs start .. stop-1 of PDB-PS."""
-    for run in range(start, stop):
-        if not read_steps(geometry, run, walk, stage.steps):
-            failed[run] = BAD_STEP
-            continue
-        pdbps.load(geometry, settings, hyper, run, buffers, state)
-        policy_of_logits(geometry, state.logits, stage.policy)
-        pdbps.update(geometry, settings, hyper, run, stage.policy, stage.steps, buffers, state, last)
-        pdbps.store(geometry, run, buffers, state)
-
-
-@entry
-def update_opt_cmdp(start, stop, geometry, settings, hyper, learnt, walk, buffers, last, failed, stage, state):
-    """One update of runs start .. stop-1 of OptCMDP or Greedy."""
-    for run in range(start, stop):
-        if not read_steps(geometry, run, walk, stage.steps):
-            failed[run] = BAD_STEP
-            continue
-        opt_cmdp.load(geometry, settings, hyper, run, buffers, state)
-        if opt_cmdp.update(geometry, settings, hyper, run, stage.steps, state, last) == INVALID:
-            failed[run] = BAD_PROBLEM
-        opt_cmdp.store(geometry, run, buffers, state)
+@cache
+def update_of(kernels: ModuleType) -> Any:
+    """`_update` with the learner of these kernels."""
+    return entry_for(_update, learner=kernels)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import KernelSet, Room, confidence_row, empty_room, kernel_set, upper_occupancy_visited
+from torchcmdp.kernels.empirical import move_visits
 from torchcmdp.kernels.estimation import (
     bonus,
     cumulative_surprise,
@@ -28,20 +29,15 @@ from torchcmdp.kernels.estimation import (
     violation_threshold,
 )
 from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.metrics import solver_tags, tell_solver
+from torchcmdp.kernels.occupancy import policy_of_log
 from torchcmdp.kernels.options import formula, kernel
-from torchcmdp.kernels.projection import ELASTIC, INVALID, MAX_ITERATIONS, Limits
+from torchcmdp.kernels.padding import move, move_each
+from torchcmdp.kernels.projection import ELASTIC, Limits
 from torchcmdp.kernels.solver import project_at
 from torchcmdp.kernels.work import Work, workspace
 
-TAGS = (
-    "Solver/iterations",
-    "Solver/residual",
-    "Solver/elastic",
-    "Solver/max_iterations",
-    "Solver/invalid",
-    "Learner/gamma_active",
-    "Learner/max_beta",
-)
+TAGS = (*solver_tags("elastic"), "Learner/gamma_active", "Learner/max_beta")
 MARGIN_TAG, DRIFT_TAG = "Learner/standard_error", "Learner/drift_alarms"
 
 
@@ -152,67 +148,38 @@ class State(NamedTuple):
 
 def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
     """Room for the state of one run."""
-    states, pairs, entries = len(geometry.state_at), len(geometry.pair_at), len(geometry.successor)
+    states, pairs, entries, m = len(geometry.state_at), len(geometry.pair_at), len(geometry.successor), constraints
+    sizes = (entries, pairs, entries, *((m, pairs),) * 4, *(pairs,) * 4, m)
+    rest = (len(geometry.first) - 1, m, entries, entries, states, m)
     return State(
-        np.zeros(entries),
-        np.zeros(pairs),
-        np.zeros(entries),
-        np.zeros((constraints, pairs)),
-        np.zeros((constraints, pairs)),
-        np.zeros((constraints, pairs)),
-        np.zeros((constraints, pairs)),
-        np.zeros(pairs),
-        np.zeros(pairs),
-        np.zeros(pairs),
-        np.zeros(pairs),
-        np.zeros(constraints),
+        *(np.zeros(size) for size in sizes),
         kernel_set(kind, geometry),
         empty_room(geometry),
-        np.zeros(len(geometry.first) - 1),
-        np.zeros(constraints),
-        np.zeros(entries),
-        np.zeros(entries),
-        np.zeros(states),
-        np.zeros(constraints),
-        workspace(geometry, constraints),
+        *(np.zeros(size) for size in rest),
+        workspace(geometry, m),
     )
 
 
 @kernel
-def load(geometry, settings, hyper, run, buffers, state):
-    """state <- a run's buffers, and what follows from them."""
-    m = state.cost_estimate.shape[0]
-    for e in range(state.log_occupancy.shape[0]):
-        place = geometry.entry_at[e]
-        state.log_occupancy[e] = buffers.log_occupancy[run, place]
-        state.transition_visits[e] = buffers.transition_visits[run, place]
-    for p in range(state.visits.shape[0]):
-        place = geometry.pair_at[p]
-        state.visits[p] = buffers.visits[run, place]
-        state.samples[p] = buffers.samples[run, place] if settings.drift == 1 else state.visits[p]
-        state.loss_sum[p] = buffers.loss_sum[run, place] if settings.robust == 1 else 0.0
-        for i in range(m):
-            state.cost_estimate[i, p] = buffers.cost_estimate[run, i, place]
-            state.low_end[i, p] = buffers.low_end[run, i, place] if settings.prior == 1 else -1.0
-        follow(geometry, settings, hyper, run, p, state)
+def carry(geometry, settings, run, buffers, state, back):
+    """A run's state from the buffers, or `back` into them."""
+    move_visits(geometry, run, buffers, state, back)
+    move(geometry.entry_at, buffers.log_occupancy, run, state.log_occupancy, back)
+    move_each(geometry.pair_at, buffers.cost_estimate, run, state.cost_estimate, back)
+    if settings.prior == 1:
+        move_each(geometry.pair_at, buffers.low_end, run, state.low_end, back)
+    if settings.robust == 1:
+        move(geometry.pair_at, buffers.loss_sum, run, state.loss_sum, back)
+    if settings.drift == 1:
+        move(geometry.pair_at, buffers.samples, run, state.samples, back)
+    elif not back:  # every visit is a sample
+        move(geometry.pair_at, buffers.visits, run, state.samples, back)
 
 
 @kernel
-def store(geometry, settings, run, buffers, state):
-    """A run's state back into the buffers."""
-    for e in range(state.log_occupancy.shape[0]):
-        place = geometry.entry_at[e]
-        buffers.log_occupancy[run, place] = state.log_occupancy[e]
-        buffers.transition_visits[run, place] = state.transition_visits[e]
-    for p in range(state.visits.shape[0]):
-        place = geometry.pair_at[p]
-        buffers.visits[run, place] = state.visits[p]
-        if settings.drift == 1:
-            buffers.samples[run, place] = state.samples[p]
-        if settings.robust == 1:
-            buffers.loss_sum[run, place] = state.loss_sum[p]
-        for i in range(state.cost_estimate.shape[0]):
-            buffers.cost_estimate[run, i, place] = state.cost_estimate[i, p]
+def plan(geometry, state, policy):
+    """policy <- pi_t, the policy of qhat_t."""
+    policy_of_log(geometry, state.log_occupancy, policy)
 
 
 @kernel
@@ -405,11 +372,7 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     active = 0.0
     for i in range(state.gamma_excess.shape[0]):
         active += 1.0 if state.gamma_excess[i] > 0.0 else 0.0
-    last[0, run] = iterations
-    last[1, run] = residual
-    last[2, run] = 1.0 if status == ELASTIC else 0.0
-    last[3, run] = 1.0 if status == MAX_ITERATIONS else 0.0
-    last[4, run] = 1.0 if status == INVALID else 0.0
+    tell_solver(run, iterations, residual, status, ELASTIC, last)
     last[5, run] = active
     last[6, run] = largest
     if settings.margin == 1:

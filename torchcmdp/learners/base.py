@@ -12,20 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcmdp.confidence import KernelSet, confidence_set, visited_transitions
-from torchcmdp.errors import (
-    InvalidInput,
-    brief,
-    check_delta,
-    check_device,
-    check_dtype,
-    check_memory,
-    choice,
-    whole_number,
-)
+from torchcmdp.errors import InvalidInput, brief, check_delta, check_device, check_dtype, check_memory, choice, whole_number
 from torchcmdp.hyperparameters import PerRun, as_numbers, connected, per_run, plain
 from torchcmdp.identity import fingerprint
 from torchcmdp.layout import Layout, check_layout
 from torchcmdp.learners.ties import Ties, ties_of
+from torchcmdp.occupancy import uniform_policy
 from torchcmdp.trajectory import Trajectory
 from torchcmdp.units import units_of
 
@@ -71,6 +63,7 @@ class Learner(nn.Module, ABC):
         known_rewards, known_costs: The same, or None.
         ties: Of tied layers, else None. What a subclass sums up over visits it sums up as `pooled` says.
         uses: Which of "known_rewards" and "known_costs" the learner has a use for.
+        phases: Into how many it divides delta, which is then that of one.
     """
 
     name: ClassVar[str]
@@ -78,6 +71,7 @@ class Learner(nn.Module, ABC):
     choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     theorems: ClassVar[Sequence[str]] = ()
     uses: ClassVar[Sequence[str]] = ()
+    phases: ClassVar[int] = 1
     __signature__: ClassVar[inspect.Signature]
     confidence: str = "entrywise"
     episode: Tensor
@@ -118,7 +112,7 @@ class Learner(nn.Module, ABC):
         check_device(device)
         states = math.prod(layout.transition_shape) + (self.constraints + 1) * math.prod(layout.pair_shape)
         check_memory(f"{brief(runs)} runs with {brief(constraints)} constraints", self.runs * states)
-        self.delta = float(delta)
+        self.delta = float(delta) / self.phases
         self.register_buffer("_unit", torch.ones((), dtype=dtype, device=device), persistent=False)
         self.register_buffer("episode", torch.zeros((), dtype=torch.int64, device=device))
         self.add_zeros("visits", *layout.pair_shape)
@@ -230,12 +224,11 @@ class Learner(nn.Module, ABC):
         return self._kept("kernels", self._confidence_set, self.visits, self.transition_visits)
 
     def _confidence_set(self) -> KernelSet:
-        scale = self.hyperparameter("radius_scale") if "radius_scale" in self.hyperparameters else 1.0
         counts = (self.visits, self.transition_visits)
-        return confidence_set(self.kernel_kind, *counts, self.layout, radius_scale=scale, **self._made_for)
+        return confidence_set(self.kernel_kind, *counts, self.layout, radius_scale=self.scale("radius_scale"), **self.made_for)
 
     @property
-    def _made_for(self) -> dict[str, Any]:
+    def made_for(self) -> dict[str, Any]:
         """What every confidence term is made for."""
         return {"horizon": self.horizon, "delta": self.delta}
 
@@ -275,7 +268,7 @@ class Learner(nn.Module, ABC):
             "constraints": self.constraints,
             "runs": self.runs,
             "horizon": self.horizon,
-            "delta": self.delta,
+            "delta": self.delta * self.phases,
             "dtype": str(self.dtype).removeprefix("torch."),
             **{name: plain(getattr(self, name)) for name in self.hyperparameters},
             **{name: getattr(self, name) for name in self.choices},
@@ -291,6 +284,11 @@ class Learner(nn.Module, ABC):
     def add_zeros(self, name: str, *shape: int) -> None:
         """Register a part of the state that begins at zero: `(runs x *shape)`."""
         self.register_buffer(name, torch.zeros(self.runs, *shape, dtype=self.dtype, device=self.device))
+
+    def add_uniform_policy(self, name: str) -> None:
+        """Register a part of the state that begins as the uniform policy: `(runs x L x S x A)`."""
+        uniform = uniform_policy(self.layout, dtype=self.dtype, device=self.device)
+        self.register_buffer(name, uniform.expand(self.runs, -1, -1, -1).contiguous())
 
     def _add_known(self, given: dict[str, Tensor | float]) -> None:
         """Register what is known of rewards and costs: their means, and the ends of their ranges, which means narrow to a point."""
@@ -341,6 +339,10 @@ class Learner(nn.Module, ABC):
         if value.dim() == 1 and value.dtype == self.dtype:  # all but a parameter that somebody else made
             return value
         return value.to(self.dtype).expand(self.runs)
+
+    def scale(self, name: str) -> Tensor | float:
+        """The values of a scale, `(runs,)`, or one where the learner has none such."""
+        return self.hyperparameter(name) if name in self.hyperparameters else 1.0
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As in `nn.Module`; the learner then continues bit for bit where the state was taken.

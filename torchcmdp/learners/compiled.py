@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +24,7 @@ from torchcmdp.costs import Drift, PaperCosts, PriorCosts
 from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import bonus_log_term, luck_terms, violation_threshold
 from torchcmdp.kernels.engine import engine
-from torchcmdp.kernels.memory import room
+from torchcmdp.kernels.memory import array, room, tensor_of, zeros
 from torchcmdp.learners.radii import feedback_log_term
 from torchcmdp.optimistic import ColumnGeneration
 from torchcmdp.projection import LOG_FLOOR, Newton
@@ -52,33 +53,34 @@ class Face:
 @lru_cache(maxsize=32)
 def face_of(kind: type) -> Face | None:
     """The face of a class of learners, None for those of somebody else."""
-    from torchcmdp.learners.greedy import Greedy
-    from torchcmdp.learners.opt_cmdp import OptCMDP
-    from torchcmdp.learners.opt_primal_dual import OptPrimalDual
-    from torchcmdp.learners.pdbps import PDBPS
-    from torchcmdp.learners.uobreps import UOBREPS
-    from torchcmdp.learners.wcops import WCOPS
+    from torchcmdp.learners import PDBPS, UOBREPS, WCOPS, Greedy, OptCMDP, OptPrimalDual
 
     if kind not in (WCOPS, UOBREPS, OptPrimalDual, PDBPS, OptCMDP, Greedy):
         return None
     from torchcmdp.kernels import block, opt_cmdp, opt_primal_dual, pdbps, single, wcops
 
-    if kind in (OptCMDP, Greedy):
-        return Face(opt_cmdp, _opt_cmdp_settings, single.update_opt_cmdp, block.play_opt_cmdp)
-    if kind is OptPrimalDual:
-        return Face(opt_primal_dual, _opt_primal_dual_settings, single.update_opt_primal_dual, block.play_opt_primal_dual)
-    if kind is PDBPS:
-        return Face(pdbps, _pdbps_settings, single.update_pdbps, block.play_pdbps)
-    return Face(wcops, _wcops_settings, single.update_wcops, block.play_wcops)
+    faces: dict[type, tuple[ModuleType, Callable[[Any], Any]]] = {
+        WCOPS: (wcops, _wcops_settings),
+        UOBREPS: (wcops, _wcops_settings),
+        OptPrimalDual: (opt_primal_dual, _opt_primal_dual_settings),
+        PDBPS: (pdbps, _pdbps_settings),
+        OptCMDP: (opt_cmdp, _opt_cmdp_settings),
+        Greedy: (opt_cmdp, _opt_cmdp_settings),
+    }
+    kernels, settings = faces[kind]
+    return Face(kernels, settings, single.update_of(kernels), block.play_of(kernels))
 
 
-def obstacle(learner: Learner) -> str:
-    """What keeps kernels from doing a learner's updates, as a clause; empty where nothing does. The one place that decides it."""
+def obstacle(learner: Learner, gpu: bool = False) -> str:
+    """What keeps kernels, of the CPU or of a GPU, from doing a learner's updates, as a clause; empty where nothing does.
+
+    The one place that decides it.
+    """
     name = type(learner).__name__
     if face_of(type(learner)) is None:
         return f"{name} has no kernels: some learners of this library have, and a subclass may do anything"
-    if learner.device.type != "cpu":
-        return f"{name} is on {learner.device}, and kernels compute on the CPU"
+    if why := _device_obstacle(learner, gpu):
+        return why
     if learner.dtype != torch.float64:
         return f"{name} is in {learner.dtype}, and kernels compute in torch.float64"
     if learner.ties is not None or learner.known_rewards is not None or learner.known_costs is not None:
@@ -86,13 +88,28 @@ def obstacle(learner: Learner) -> str:
     if not _formulas_compiled(learner):
         return f"{name} has a model of costs or rewards that is not among the kernels"
     solver = getattr(learner, "solver", None)
-    if solver is not None and not (type(solver) in (Newton, ColumnGeneration) and solver.compiled(learner.device)):
+    if solver is not None and not (type(solver) in (Newton, ColumnGeneration) and _solver_compiled(solver, learner.device, gpu)):
         return f"its solver is {type(solver).__name__}, which is not compiled or was asked to use torch"
     level: int = forward_ad._current_level
     own = (value for part in learner.modules() for held in (part._parameters, part._buffers) for value in held.values())
     if level >= 0 or any(value is not None and value.requires_grad for value in own):
         return f"somebody differentiates {name}"
     return ""
+
+
+def _device_obstacle(learner: Learner, gpu: bool) -> str:
+    """`obstacle`, of where the learner is."""
+    if not gpu:
+        on_cpu = learner.device.type == "cpu"
+        return "" if on_cpu else f"{type(learner).__name__} is on {learner.device}, and these kernels compute on the CPU"
+    from torchcmdp.kernels import cuda  # here, because numba takes half a second to import
+
+    return cuda.obstacle(learner.device)
+
+
+def _solver_compiled(solver: Any, device: torch.device, gpu: bool) -> bool:
+    """Whether a solver of ours leaves it to kernels, of the CPU or of a GPU."""
+    return solver.backend in ("auto", "cuda") and solver.fixed_iterations is None if gpu else bool(solver.compiled(device))
 
 
 def _formulas_compiled(learner: Any) -> bool:
@@ -127,24 +144,25 @@ class Packed:
         self._tensors = {name: held.clone(memory_format=torch.contiguous_format) for name, held in found if held is not None}
         self.buffers = kinds.Buffers(*(self._flat(name) for name in kinds.Buffers._fields))
         self.tags = kinds.tags(self.settings) if hasattr(kinds, "tags") else kinds.TAGS
-        self.last = np.zeros((len(self.tags), learner.runs))
+        self.last = zeros(learner.device, len(self.tags), learner.runs)
 
-    def _values(self, name: str) -> np.ndarray:
+    def _values(self, name: str) -> Any:
         """A hyperparameter, `(runs,)`; zero where the learner has none."""
         for part in self._parts:
             value = part._buffers.get(name) if name in part._buffers else part._parameters.get(name)
             if value is not None:
-                return np.ascontiguousarray(value.detach().to(torch.float64).expand(self.learner.runs).numpy())
-        return np.zeros(self.learner.runs)
+                return array(value.detach().to(torch.float64).expand(self.learner.runs).contiguous())
+        return zeros(self.learner.device, self.learner.runs)
 
-    def _flat(self, name: str) -> np.ndarray:
+    def _flat(self, name: str) -> Any:
         """A buffer with the runs, the constraints where it has them, and everything else on one axis."""
         tensor = self._tensors.get(name)
         if tensor is None:
-            return np.zeros((self.learner.runs,) + (0,) * (getattr(self.face.kernels, "AXES", {}).get(name, 1) - 1))
-        array: np.ndarray = tensor.numpy()
-        axes = array.shape[:2] if array.ndim == 5 and name.startswith(("cost", "low")) else array.shape[:1]
-        return array.reshape(*axes, math.prod(array.shape[len(axes) :])) if array.ndim > 2 else array
+            shape = (self.learner.runs,) + (0,) * (getattr(self.face.kernels, "AXES", {}).get(name, 1) - 1)
+            return zeros(self.learner.device, *shape)
+        held = array(tensor)
+        axes = held.shape[:2] if held.ndim == 5 and name.startswith(("cost", "low")) else held.shape[:1]
+        return held.reshape(*axes, math.prod(held.shape[len(axes) :])) if held.ndim > 2 else held
 
     def room(self, constraints: int) -> tuple[Any, Any]:
         """Stage and state of one run in an environment of so many constraints, of the calling thread alone."""
@@ -166,7 +184,7 @@ class Packed:
         for name, tensor in self._tensors.items():
             self._owners[name][name] = tensor
         learner._buffers["episode"] = learner.episode + episodes
-        learner.report(dict(zip(self.tags, torch.from_numpy(self.last).unbind(0), strict=True)))
+        learner.report(dict(zip(self.tags, tensor_of(self.last).unbind(0), strict=True)))
 
 
 def update(learner: Learner, trajectory: Trajectory) -> bool:
@@ -200,7 +218,7 @@ def update(learner: Learner, trajectory: Trajectory) -> bool:
     return True
 
 
-def check_failures(failed: np.ndarray) -> None:
+def check_failures(failed: Any) -> None:
     """Raise what a kernel can only number."""
     from torchcmdp.kernels.block import ADVICE
 
@@ -209,15 +227,15 @@ def check_failures(failed: np.ndarray) -> None:
         raise InvalidInput(f"run {run} cannot go on: {ADVICE[int(failed[run])]}")
 
 
-def _array(value: Tensor, dtype: torch.dtype) -> np.ndarray:
-    return value.detach().to(dtype).contiguous().numpy()
+def _array(value: Tensor, dtype: torch.dtype) -> Any:
+    return array(value.detach().to(dtype).contiguous())
 
 
 def _settings(learner: Any, face: Face) -> Any:
     """The settings of a learner, made again only for another one, or when something that they follow from was replaced."""
     costs = getattr(learner, "costs", None)
     made_of = (
-        learner.layout, learner.constraints, learner.horizon, learner.delta, getattr(learner, "solver", None),
+        learner.device, learner.layout, learner.constraints, learner.horizon, learner.delta, getattr(learner, "solver", None),
         *(getattr(learner, name, None) is None for name in ("multiplier_cap", "share")),
         *(getattr(learner, name) for name in learner.choices),
         costs, getattr(costs, "margin", None) is None, getattr(costs, "drift", None),
@@ -237,7 +255,7 @@ def _wcops_settings(learner: Any) -> Any:
     from torchcmdp.kernels.wcops import Settings
     from torchcmdp.learners.wcops import OCCUPANCY_FLOOR
 
-    layout, m, made_for = learner.layout, learner.constraints, {"horizon": learner.horizon, "delta": learner.delta}
+    layout, m, made_for = learner.layout, learner.constraints, learner.made_for
     factor, logarithm = luck_terms(layout, m, **made_for)
     solver, costs, drift = learner.solver, learner.costs, learner.costs.drift or Drift()
     unit = drift.unit(layout)
@@ -260,14 +278,14 @@ def _wcops_settings(learner: Any) -> Any:
         log_floor=math.log(OCCUPANCY_FLOOR),
         target_floor=LOG_FLOOR,
         limits=Limits(float(solver.multiplier_cap), float(solver.tolerance), int(solver.max_iterations)),
-        solver=projection_address(),
-        cost_low=learner.cost_low.flatten(2).contiguous().numpy(),
+        solver=projection_address() if learner.device.type == "cpu" else 0,
+        cost_low=_array(learner.cost_low.flatten(2), torch.float64),
     )
 
 
 def _empirical_settings(learner: Any) -> dict[str, Any]:
     """What the learners that keep averages have in common."""
-    layout, made_for = learner.layout, {"horizon": learner.horizon, "delta": learner.delta}
+    layout, made_for = learner.layout, learner.made_for
     logarithm = feedback_log_term(learner.radii, layout, learner.constraints, **made_for)
     return {
         "kind": CONFIDENCE_KINDS.index(learner.kernel_kind),
@@ -300,6 +318,6 @@ def _pdbps_settings(learner: Any) -> Any:
 
     return Settings(
         kind=CONFIDENCE_KINDS.index(learner.confidence),
-        iota=transition_log_term(learner.layout, learner.horizon, learner.delta),
+        iota=transition_log_term(learner.layout, **learner.made_for),
         largest_multiplier=float(learner.horizon**0.25),
     )

@@ -64,7 +64,7 @@ class DOPE(Guarded, OptCMDP):
         several = layout.next_widths(self.device) > 1  # a row of one successor is known
         apart = (kernels.upper - kernels.lower).sum(-1).clamp_max(2) * several
         scale = self.hyperparameter("bonus_scale")
-        width = bonus(self.visits, layout, self.constraints, bonus_scale=scale, **self._made_for)
+        width = bonus(self.visits, layout, self.constraints, bonus_scale=scale, **self.made_for)
         margin = margin_of(self.baseline_bounds)[:, None, None, None]
         hoped = (self.reward_mean + (3 * L * width + L**2 * apart) / margin).clamp_max(1 + L)
         rewards = torch.where(self.visits > 0, hoped, 1.0 + L) * layout.pair_mask(self.device)

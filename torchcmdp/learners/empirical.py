@@ -46,7 +46,7 @@ class EmpiricalLearner(Learner):
     def feedback_radii(self) -> tuple[Tensor, Tensor]:
         """beta^r and beta^g in force, twice `(runs x L x S x A)`."""
         scale = self.hyperparameter("bonus_scale")
-        return feedback_radii(self.radii, self.visits, self.layout, self.constraints, bonus_scale=scale, **self._made_for)
+        return feedback_radii(self.radii, self.visits, self.layout, self.constraints, bonus_scale=scale, **self.made_for)
 
     @property
     def reward_mean(self) -> Tensor:

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from torchcmdp.baselines import margin_of
-from torchcmdp.errors import check_delta
 from torchcmdp.identity import config_of
-from torchcmdp.layout import Layout
 from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.sops import SOPS, safe_step
-from torchcmdp.occupancy import policy_of, uniform_policy
+from torchcmdp.occupancy import policy_of
 from torchcmdp.optimistic import ProgramSolver, largest_margin, program_solver
 from torchcmdp.projection import ProjectionResult, project
 from torchcmdp.safe_set import SafeSet
@@ -44,26 +42,16 @@ class MAOPS(SOPS):
     """
 
     name = "MA-OPS"
+    phases = 2
     exploring: Tensor
     plan: Tensor
     step_factor: Tensor
 
-    def __init__(
-        self,
-        layout: Layout,
-        constraints: int,
-        horizon: int,
-        delta: float = 0.01,
-        *args: Any,
-        margin_solver: str | ProgramSolver = "column_generation",
-        **settings: Any,
-    ) -> None:
-        check_delta(delta)
-        super().__init__(layout, constraints, horizon, delta / 2, *args, **settings)
+    def __init__(self, *args: Any, margin_solver: str | ProgramSolver = "column_generation", **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.margin_solver = program_solver(margin_solver)
-        uniform = uniform_policy(layout, dtype=self.dtype, device=self.device)
-        self.register_buffer("plan", uniform.expand(self.runs, -1, -1, -1).contiguous())
-        self.register_buffer("exploring", 2 * margin_of(self.baseline_bounds) < layout.layers)
+        self.add_uniform_policy("plan")
+        self.register_buffer("exploring", 2 * margin_of(self.baseline_bounds) < self.layout.layers)
         self.register_buffer("step_factor", torch.ones(self.runs, dtype=self.dtype, device=self.device))
 
     @property
@@ -165,7 +153,7 @@ class MAOPS(SOPS):
 
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        return {**super().config(), "delta": 2 * self.delta, "margin_solver": config_of(self.margin_solver)}
+        return {**super().config(), "margin_solver": config_of(self.margin_solver)}
 
 
 def _rows(needed: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torchcmdp.learners import compiled
 from torchcmdp.learners.empirical import EmpiricalLearner
 from torchcmdp.learners.practical import overridden, practical_costs
 from torchcmdp.learners.radii import RADIUS_MODES
-from torchcmdp.occupancy import policy_of, uniform_occupancy, uniform_policy
+from torchcmdp.occupancy import policy_of, uniform_occupancy
 from torchcmdp.optimistic import OptimisticOptimum, ProgramSolver, optimistic_optimum, program_solver
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.status import Status, shares
@@ -50,16 +50,11 @@ class OptCMDP(EmpiricalLearner):
     planned: Tensor
 
     def __init__(
-        self,
-        *args: Any,
-        solver: str | ProgramSolver = "column_generation",
-        costs: CostModel | None = None,
-        **settings: Any,
+        self, *args: Any, solver: str | ProgramSolver = "column_generation", costs: CostModel | None = None, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
         self.solver = program_solver(solver)
-        uniform = uniform_policy(self.layout, dtype=self.dtype, device=self.device)
-        self.register_buffer("plan", uniform.expand(self.runs, -1, -1, -1).contiguous())
+        self.add_uniform_policy("plan")
         self.costs = None if costs is None and self.known_costs is None else cost_model(self, costs, {})
         if self.known_rewards is not None and self.rewards == "prior":
             raise InvalidInput("rewards is 'prior', an estimate of what known_rewards says; leave one of them out.")

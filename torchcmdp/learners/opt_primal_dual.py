@@ -104,7 +104,7 @@ class OptPrimalDual(EmpiricalLearner):
         """Rewards with their bonuses added, then costs with theirs taken off: `(runs x (1 + m) x L x S x A)`."""
         reward_radius, cost_radius = self.feedback_radii()
         counts, scale = (self.visits, self.transition_visits), self.hyperparameter("radius_scale")
-        radius = transition_radius(self.kernel_kind, *counts, self.layout, radius_scale=scale, **self._made_for)
+        radius = transition_radius(self.kernel_kind, *counts, self.layout, radius_scale=scale, **self.made_for)
         # a lone successor is certain, whatever the radius says
         uncertain = self.layout.next_widths(self.device) > 1
         model_bonus = self.layout.layers * radius.clamp_max(1).sum(-1) * uncertain

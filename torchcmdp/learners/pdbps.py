@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, KernelSet, lower_occupancy, upper_occupancy
-from torchcmdp.errors import InvalidInput
+from torchcmdp.hyperparameters import check_weights
 from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner
 from torchcmdp.occupancy import open_logits, softmax_policy
@@ -65,9 +65,7 @@ class PDBPS(Learner):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        weight = self.hyperparameter("share")
-        if weight.device.type != "meta" and not (weight <= 1).all():
-            raise InvalidInput(f"share contains {float(weight.max()):g}; a weight must not exceed one.")
+        check_weights("share", self.hyperparameter("share"))
         self.add_zeros("logits", *self.layout.pair_shape)
         self.add_zeros("multipliers", self.constraints)
         self.add_zeros("loss_range")

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from torchcmdp.estimation import bonus, bonus_log_term
+from torchcmdp.estimation import bonus_log_term, hoeffding_radius
 from torchcmdp.layout import Layout
 
 RADIUS_MODES = ("published", "matched", "literal")
@@ -41,14 +41,9 @@ def feedback_radii(
     Returns:
         Twice `(... x L x S x A)`, zero in the padding: of rewards, and of the costs of every constraint.
     """
-    if mode == "matched":
-        cost_radius = bonus(visits, layout, constraints, horizon=horizon, delta=delta, bonus_scale=bonus_scale)
-    else:
-        logarithm = feedback_log_term(mode, layout, constraints, horizon=horizon, delta=delta)
-        scale = bonus_scale[..., None, None, None] if isinstance(bonus_scale, Tensor) else bonus_scale
-        cost_radius = scale * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)
-        cost_radius = 2 * cost_radius if mode == "literal" else cost_radius
-    return 0.5 * cost_radius, cost_radius
+    logarithm = feedback_log_term(mode, layout, constraints, horizon=horizon, delta=delta)
+    radius = hoeffding_radius(visits, layout, logarithm, bonus_scale) * (2 if mode == "literal" else 1)
+    return 0.5 * radius, radius
 
 
 def transition_kind(mode: str, confidence: str) -> str:

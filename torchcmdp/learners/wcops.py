@@ -13,12 +13,13 @@ from torchcmdp.confidence import CONFIDENCE_KINDS, upper_occupancy_visited
 from torchcmdp.costs import CostModel, PaperCosts, cost_model, path_costs
 from torchcmdp.errors import InvalidInput, check_delta, whole_number
 from torchcmdp.estimation import doubly_robust_loss, loss_estimate
+from torchcmdp.hyperparameters import check_weights
 from torchcmdp.identity import config_of
 from torchcmdp.layout import Layout
 from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.evidence import Evidence
-from torchcmdp.learners.practical import RECIPE, overridden, practical_costs
+from torchcmdp.learners.practical import overridden, recipe_of
 from torchcmdp.occupancy import uniform_occupancy, uniform_policy
 from torchcmdp.projection import LOG_FLOOR, ProjectionResult, ProjectionSolver, project, projection_solver
 from torchcmdp.safe_set import SafeSet
@@ -87,17 +88,12 @@ class WCOPS(Learner):
     _uniform: Tensor
 
     def __init__(
-        self,
-        *args: Any,
-        solver: str | ProjectionSolver = "newton",
-        costs: CostModel | None = None,
-        **settings: Any,
+        self, *args: Any, solver: str | ProjectionSolver = "newton", costs: CostModel | None = None, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
         self.solver = projection_solver(solver)
         self.costs = cost_model(self, costs, settings, self.usual_costs)
-        if self.share is not None and self.share.device.type != "meta" and not (self.share <= 1).all():
-            raise InvalidInput(f"share contains {float(self.share.max()):g}; a weight must not exceed one.")
+        check_weights("share", self.share)
         if self.known_rewards is not None and self.loss != "paper":
             raise InvalidInput(f"loss is {self.loss!r}, an estimate of what known_rewards says; leave one of them out.")
         estimated = self.ties is None and self.known_rewards is None
@@ -108,7 +104,7 @@ class WCOPS(Learner):
         self._register_state()
 
     @classmethod
-    def practical(cls, *args: Any, **overrides: Any) -> Self:
+    def practical(cls, *args: Any, scales: str | None = None, **overrides: Any) -> Self:
         """WC-OPS for horizons that people can run: the recipe that `python -m train study` judges, in `learners/practical.py`.
 
         What each change loses of the paper's guarantees: steps 20 times as long leave the regret bound, whose proof needs eta and
@@ -120,9 +116,11 @@ class WCOPS(Learner):
 
         Args:
             args: As in the constructor.
+            scales: "fitted" for eta, gamma, radii and margin that follow the problem, for 30 to 1,000 episodes: `python -m train
+                tune fit` judges them. They are safer in short runs, at more regret, and no better at 1,000 episodes, or worse.
             overrides: Any of its options, or of `eta_scale` and `gamma_scale`.
         """
-        return cls.scaled(*args, **overridden({**RECIPE, "costs": practical_costs()}, overrides))
+        return cls.scaled(*args, **overridden(recipe_of(scales, *args, **overrides), overrides))
 
     def _register_state(self) -> None:
         """The state before the first episode: the uniform occupancy, no visits, no costs seen."""

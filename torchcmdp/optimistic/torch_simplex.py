@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcmdp.kernels.limits import FEASIBILITY, HAIR, IMPROVEMENT, RELAXATION, ROUNDING, SMALLEST_PIVOT
 from torchcmdp.layout import Layout
+from torchcmdp.occupancy import closed_pairs
 from torchcmdp.optimistic.problem import program_faults
 from torchcmdp.status import INFEASIBLE, INVALID, MAX_ITERATIONS
 
@@ -80,8 +81,7 @@ def best_occupancy(pair_reward: Tensor, lower: Tensor, upper: Tensor, layout: La
     """
     batch, layers, states, actions = pair_reward.shape
     values = pair_reward.new_zeros(batch, states)
-    closed = layout.state_mask(values.device).unsqueeze(-1) & ~layout.pair_mask(values.device)
-    chosen = []
+    closed, chosen = closed_pairs(layout, values.device), []
     for k in reversed(range(layers)):
         low, room = lower[:, k], upper[:, k] - lower[:, k]
         ahead = layout.ahead(values, k)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.cmdp import LayeredCMDP, unroll
+from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief, number, whole_number
-from torchcmdp.planning import slater_gap
 from torchcmdp.units import Ends, budgets_of
+from torchcmdp.unrolling import unroll
 
 Table = Tensor | np.ndarray | Sequence[Any]
 ROUNDING = 1e-6  # by which the rows of a table that somebody typed may miss a sum of one
@@ -130,10 +130,7 @@ def layered(
         reward_high=torch.where(known, cmdp.rewards, cmdp.units.reward_high),
         cost_low=torch.where(known, cmdp.costs, cmdp.units.cost_low),
     )
-    cmdp = replace(cmdp, units=units)
-    if cmdp.constraints > 1 and float(slater_gap(cmdp)) < -1e-7:
-        raise InvalidInput(f"budget is {brief(budget)}; no policy keeps all {cmdp.constraints} of the constraints at once.")
-    return cmdp
+    return replace(cmdp, units=units)
 
 
 def _model(
@@ -147,7 +144,7 @@ def _model(
     discount: float,
 ) -> Model:
     transitions = _numbers("P", P)
-    if transitions.dim() not in (3, 4) or transitions.shape[-1] != transitions.shape[-3]:
+    if transitions.dim() not in (3, 4) or transitions.shape[-1] != transitions.shape[-3] or not transitions.numel():
         raise InvalidInput(f"P has shape {tuple(transitions.shape)}; expected (N x A x N), or (H x N x A x N) for H steps.")
     if transitions.dim() == 4 and len(transitions) != horizon:
         raise InvalidInput(f"P has {len(transitions)} steps and the horizon is {horizon}; they must be equal.")
@@ -155,8 +152,8 @@ def _model(
     allowed = _allowed(mask, n, actions, horizon)
     checked_rows(transitions, allowed)
     rewards, reward_range = _means("R", R, transitions, allowed, horizon)
-    each = [] if C is None else list(_constraints(_numbers("C", C)))
-    means = [_means("C", costs, transitions, allowed, horizon) for costs in each]
+    tables = rewards.new_zeros(0) if C is None else _constraints(_numbers("C", C))
+    means = [_means("C", each, transitions, allowed, horizon, tuple(tables.shape)) for each in tables]
     ended, initial = _terminal(terminal, n), _initial(start, n)
     if (initial[ended] > 0).any():
         raise InvalidInput(f"start is {brief(start)}, a terminal state; an episode must begin before it ends.")
@@ -213,7 +210,7 @@ def _padded(table: Tensor, ends: Ends) -> Tensor:
 def _array(name: str, table: Any) -> Tensor:
     """A table on the host in its own type, or one sentence."""
     try:
-        found = torch.as_tensor(table.detach().cpu() if isinstance(table, Tensor) else np.asarray(table))
+        found = torch.as_tensor(table.detach().cpu() if isinstance(table, Tensor) else np.array(table))
     except (TypeError, ValueError, RuntimeError):  # what torch says of a tensor without values is a RuntimeError too
         found = torch.zeros((), dtype=torch.complex128)
     if found.is_complex():
@@ -261,8 +258,14 @@ def _allowed(mask: Table | None, n: int, actions: int, horizon: int) -> Tensor:
     return found.bool()
 
 
-def _means(name: str, table: Any, transitions: Tensor, allowed: Tensor, horizon: int) -> tuple[Tensor, Ends]:
-    """Mean rewards or costs, `([H x] N x A)`, and the smallest and the largest of them; of those by successor, if so given."""
+def _means(
+    name: str, table: Any, transitions: Tensor, allowed: Tensor, horizon: int, shape: tuple[int, ...] = ()
+) -> tuple[Tensor, Ends]:
+    """Mean rewards or costs, `([H x] N x A)`, and the smallest and the largest of them; of those by successor, if so given.
+
+    Args:
+        shape: What a refusal names, where the table is a part of what was given.
+    """
     values, pair = _numbers(name, table), tuple(transitions.shape[-3:-1])
     n = pair[0]
     by_successor = {(*pair, n), (horizon, *pair, n)}
@@ -272,14 +275,15 @@ def _means(name: str, table: Any, transitions: Tensor, allowed: Tensor, horizon:
             if (values.dim() == transitions.dim())
             else values[:, allowed if allowed.dim() == 2 else allowed[0]]
         )
-        means = (transitions * values).sum(-1)
+        rows = transitions / torch.where(allowed, transitions.sum(-1), 1.0).unsqueeze(-1)  # which may miss one by `ROUNDING`
+        means = (rows * values).sum(-1).clamp(seen.min(), seen.max())
     elif tuple(values.shape) in {pair, (horizon, *pair)}:
         means = values
         seen = values[allowed] if values.shape == allowed.shape else values[allowed.expand_as(values)]
     else:
         raise InvalidInput(
-            f"{name} has shape {tuple(values.shape)}; expected (N x A) = {pair} or (N x A x N) = {(*pair, n)}, with {horizon} "
-            f"steps in front where it changes{', and the constraints before that' if name == 'C' else ''}."
+            f"{name} has shape {shape or tuple(values.shape)}; expected (N x A) = {pair} or (N x A x N) = {(*pair, n)}, with "
+            f"{horizon} steps in front where it changes{', and an axis of constraints before that' if name == 'C' else ''}."
         )
     return means, (float(seen.min()), float(seen.max()))
 
@@ -319,7 +323,12 @@ def _initial(start: Any, n: int) -> Tensor:
             lambda found: found.is_integer() and 0 <= found < n,
         )
         return torch.nn.functional.one_hot(torch.tensor(int(start)), n).double()
-    found = _numbers("start", start)
+    return distribution_of("start", start, n, f"a state between 0 and {n - 1}, or a")
+
+
+def distribution_of(name: str, given: Any, n: int, expected: str = "a") -> Tensor:
+    """A distribution over the states, `(N,)`, or one sentence."""
+    found = _numbers(name, given)
     if tuple(found.shape) != (n,) or (found < 0).any() or abs(float(found.sum()) - 1) > ROUNDING:
-        raise InvalidInput(f"start is {brief(start)}; it must be a state between 0 and {n - 1}, or a distribution over {n} states.")
+        raise InvalidInput(f"{name} is {brief(given)}; it must be {expected} distribution over {n} states.")
     return found / found.sum()

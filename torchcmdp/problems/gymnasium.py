@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, number, require, whole_number
-from torchcmdp.problems.arrays import Model, layered
+from torchcmdp.errors import InvalidInput, brief, check_callable, number, require, whole_number
+from torchcmdp.problems.arrays import Model, checked_rows, distribution_of, layered
 from torchcmdp.processes import Bernoulli
 from torchcmdp.units import Units
 
@@ -47,7 +47,7 @@ def broke_a_rule(move: Move) -> float:
 
 
 def told_cost(move: Move) -> float:
-    """What the environment's own table calls the cost of a move."""
+    """What the environment's own table calls the cost of a move: `info["cost"]`, or its fifth column where that is a number."""
     return float(move.info.get("cost", 0.0))
 
 
@@ -134,7 +134,7 @@ def from_gymnasium(
 
     Args:
         env: A Gymnasium environment whose `unwrapped.P[state][action]` lists (probability, next state, reward, terminated), with
-            or without a fifth column of info, or its id.
+            or without a fifth column of info or cost, or its id.
         horizon: Steps of an episode.
         cost: The cost of a move, such as `fell_in_a_hole`; one function a constraint.
         budget: How much of it an episode may have in expectation: with a cost of one for an event, its largest probability. One
@@ -147,7 +147,9 @@ def from_gymnasium(
     env = _made(env) if isinstance(env, str) else env
     inner = getattr(env, "unwrapped", env)
     table = _table(inner)
-    model = _model(table, _initial(inner, len(table), start), [cost] if callable(cost) else list(cost))
+    model = _model(
+        table, _initial(inner, len(table), start), [cost] if callable(cost) or not isinstance(cost, Sequence) else list(cost)
+    )
     return ImportedCMDP(layered(model, horizon, budget, sense).to(device, dtype), model.states, model.states + 1)
 
 
@@ -166,7 +168,13 @@ def _table(env: Any) -> dict[int, dict[int, Any]]:
     if not isinstance(table, Mapping | list) or not table:
         raise InvalidInput(f"{type(env).__name__} has no table P of transitions; only tabular environments can be imported.")
     rows = table if isinstance(table, Mapping) else dict(enumerate(table))
-    return {int(s): dict(row) if isinstance(row, Mapping) else dict(enumerate(row)) for s, row in rows.items()}
+    if sorted(map(str, rows)) != sorted(map(str, range(len(rows)))):
+        raise InvalidInput(f"P has the states {brief(list(rows))}; they must be the numbers from 0 to {len(rows) - 1}.")
+    found = {int(s): dict(row) if isinstance(row, Mapping) else dict(enumerate(row)) for s, row in rows.items()}
+    for state, row in found.items():
+        if not row or not all(isinstance(a, int | np.integer) and a >= 0 and len(outcomes) for a, outcomes in row.items()):
+            raise InvalidInput(f"P[{state}] is {brief(row)}; it must list what may follow every action, counted from 0.")
+    return found
 
 
 def _model(table: Mapping[int, Mapping[int, Any]], initial: Tensor, costs: Sequence[Cost]) -> Model:
@@ -176,19 +184,21 @@ def _model(table: Mapping[int, Mapping[int, Any]], initial: Tensor, costs: Seque
     mean_costs = torch.zeros(len(costs), n + 2, actions, dtype=torch.float64)
     allowed = torch.ones(n + 2, actions, dtype=torch.bool)
     allowed[:n] = False
+    for cost in costs:
+        check_callable("cost", cost, "a function of a move, such as fell_in_a_hole, or several of them")
     rewards, each = [0.0], [[0.0] for _ in costs]
     for state, choices in table.items():
         for action, outcomes in choices.items():
             allowed[state, action] = True
-            for probability, *outcome in outcomes:
-                move = _move(state, action, outcome)
+            for probability, move in (_move(state, action, outcome, n) for outcome in outcomes):
                 transitions[state, action, n if move.terminated else move.next_state] += probability
                 mean_rewards[state, action] += probability * move.reward
                 rewards.append(move.reward)
                 for i, cost in enumerate(costs):
-                    mean_costs[i, state, action] += probability * float(cost(move))
+                    mean_costs[i, state, action] += probability * number(f"the cost of {move}", cost(move))
             for i, seen in enumerate(each):
                 seen.append(float(mean_costs[i, state, action]))
+    checked_rows(transitions[:n], allowed[:n])
     transitions[n, :, n] = 1
     transitions[n + 1, :, :n] = initial
     transitions = transitions / torch.where(allowed, transitions.sum(-1), 1.0).unsqueeze(-1)
@@ -196,15 +206,21 @@ def _model(table: Mapping[int, Mapping[int, Any]], initial: Tensor, costs: Seque
     return Model(transitions, mean_rewards, mean_costs, allowed, initial, ranges[0], ranges[1:])
 
 
-def _move(state: int, action: int, outcome: Sequence[Any]) -> Move:
-    """An outcome of a table of four or five columns, the probability left out."""
-    if len(outcome) not in (3, 4):
-        raise InvalidInput(
-            f"P lists {len(outcome) + 1} values at state {state}, action {action}; expected (probability, next state, reward, "
-            "terminated), with or without info."
-        )
-    next_state, reward, terminated, *info = outcome
-    return Move(int(state), int(action), int(next_state), float(reward), bool(terminated), info[0] if info else {})
+def _move(state: int, action: int, outcome: Sequence[Any], states: int) -> tuple[float, Move]:
+    """The probability of an outcome of a table of four or five columns, and the outcome."""
+    try:
+        chance, next_state, reward, terminated, *rest = outcome
+        info = rest[0] if rest and rest[0] is not None else {}
+        info = info if isinstance(info, Mapping) else {"cost": float(info)}
+        move = Move(state, int(action), int(next_state), float(reward), bool(terminated), info)
+        if len(rest) < 2 and 0 <= move.next_state < states and np.isfinite([float(chance), move.reward]).all():
+            return float(chance), move
+    except (TypeError, ValueError):  # too few values, or no numbers
+        pass
+    raise InvalidInput(
+        f"P lists {brief(outcome)} at state {state}, action {action}; expected (probability, next state below {states}, reward, "
+        "terminated), with or without info."
+    )
 
 
 def _initial(env: Any, states: int, start: int | None) -> Tensor:
@@ -217,5 +233,4 @@ def _initial(env: Any, states: int, start: int | None) -> Tensor:
     distribution = next((getattr(env, name) for name in names if getattr(env, name, None) is not None), None)
     if distribution is None:
         raise InvalidInput(f"{type(env).__name__} does not say where it starts ({' or '.join(names)}); pass start=.")
-    initial = torch.from_numpy(np.asarray(distribution, dtype=np.float64))
-    return initial / initial.sum()
+    return distribution_of(names[0], distribution, states)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchcmdp.errors import InvalidInput, number
+from torchcmdp.errors import InvalidInput, number, tensors_of
 from torchcmdp.protocols import Axes, first_axes
 
 
@@ -137,6 +137,7 @@ def stateless(process: Any) -> Any | None:
 
 def check_mean(name: str, mean: Tensor, low: float, axes: int = 3) -> Tensor:
     """The mean, detached; refused if it is not a tensor of at least `axes` axes with values in [low, 1]."""
+    (mean,) = tensors_of(mean)
     if not isinstance(mean, Tensor) or not mean.is_floating_point() or mean.dim() < axes:
         ending = "(L x S x A)" if axes == 3 else "(L x S x A), after an axis of episodes"
         raise InvalidInput(f"The mean of {name} must be a floating-point tensor that ends in {ending}, not {_describe(mean)}.")

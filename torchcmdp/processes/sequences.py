@@ -12,14 +12,7 @@ from typing_extensions import override
 
 from torchcmdp.errors import InvalidInput, brief, check_kind, choice, whole_number
 from torchcmdp.identity import config_of, fingerprint
-from torchcmdp.processes.base import (
-    Counted,
-    Noisy,
-    Process,
-    check_keys,
-    check_low,
-    check_mean,
-)
+from torchcmdp.processes.base import Counted, Noisy, Process, check_keys, check_low, check_mean
 from torchcmdp.protocols import Axes, ProcessLike
 
 NOISES = ("bernoulli",)

@@ -11,17 +11,11 @@ from torchcmdp.identity import fingerprint
 from torchcmdp.processes.base import Noisy, Process, check_low, check_mean
 
 
-class Fixed(Process):
-    """The feedback of a pair is its mean, in every episode.
-
-    Args:
-        mean: `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
-    """
+class _Stationary(Process):
+    """One mean for all episodes."""
 
     stationary = True
-
-    def __init__(self, mean: Tensor) -> None:
-        self._mean = check_mean(type(self).__name__, mean, -1.0)
+    _mean: Tensor
 
     @property
     @override
@@ -33,7 +27,18 @@ class Fixed(Process):
         return {**super().config(), "mean": fingerprint(self._mean)}
 
 
-class Bernoulli(Noisy):
+class Fixed(_Stationary):
+    """The feedback of a pair is its mean, in every episode.
+
+    Args:
+        mean: `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
+    """
+
+    def __init__(self, mean: Tensor) -> None:
+        self._mean = check_mean(type(self).__name__, mean, -1.0)
+
+
+class Bernoulli(Noisy, _Stationary):
     """The feedback of a pair is 1 with probability (mean - low) / (1 - low) and `low` otherwise, independently in every episode.
 
     Args:
@@ -41,17 +46,10 @@ class Bernoulli(Noisy):
         low: 0 for rewards, -1 for costs.
     """
 
-    stationary = True
-
     def __init__(self, mean: Tensor, low: float = 0.0) -> None:
         self.low = check_low(low)
         self._mean = check_mean(type(self).__name__, mean, self.low)
 
-    @property
-    @override
-    def values(self) -> Tensor:
-        return self._mean
-
     @override
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "low": self.low, "mean": fingerprint(self._mean)}
+        return {**super().config(), "low": self.low}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torchcmdp.comparators import Comparators
-from torchcmdp.kernels.memory import compact
+from torchcmdp.kernels.engine import wants_gpu
+from torchcmdp.kernels.memory import array, compact, zeros
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.compiled import Packed, check_failures, is_original
 from torchcmdp.learners.compiled import obstacle as learner_obstacle
@@ -22,14 +23,14 @@ def obstacle(learner: Any, env: Any, tracker: Any) -> str:
     """What keeps compiled code from playing these with the numbers that they would give themselves, as a clause; else empty."""
     if not isinstance(learner, Learner):
         return f"{type(learner).__name__} is no learner of this library"
-    if why := learner_obstacle(learner):
+    if why := learner_obstacle(learner, wants_gpu(learner.device)):
         return why
     if not (isinstance(env, Simulator) and vars(type(env)).get("plays_in_blocks", type(env) is Simulator)):
         return f"{type(env).__name__} is not the simulator of this library"
-    if not env.is_packable:
-        return "a process is not of this library, has come to its end, or is not in torch.float64 on the CPU"
+    if not (env.is_packable and env.device == learner.device):
+        return "a process is not of this library, has come to its end, or is not in torch.float64 where the learner is"
     originals = is_original(env, "rollout") and is_original(tracker, "update") and is_original(learner, "policy", "update")
-    if not (originals and type(tracker) is Tracker and type(tracker._comparators) is Comparators):
+    if not (originals and type(tracker) is Tracker and type(tracker.comparators) is Comparators):
         return "the tracker, or a method of learner or simulator, is somebody else's"
     constraints = getattr(learner, "ignored_constraints", learner.constraints)
     if (learner.layout, learner.runs, constraints) != (env.layout, env.runs, env.constraints):
@@ -52,44 +53,62 @@ class Blocks:
 
     def play(self, episodes: int) -> None:
         """That many episodes of every run."""
-        from torchcmdp.kernels.threads import over_batch
-
-        env, geometry, learnt = self.env, self.geometry, int(self.learner.episode)
+        env = self.env
         env.watch(self.learner.policy)
-        packed = Packed(self.learner)
-        sums = self.diagnostics.room_for(packed.tags, env.device)
-        world, scene = env.pack(), self._scene(packed, sums)
+        packed, sums, records = self.pack(episodes)
+        world, scene = records[:2]
+        if wants_gpu(env.device):
+            from torchcmdp.kernels import cuda
 
-        def piece(start: int, stop: int) -> None:
-            stage, state = packed.room(env.constraints)
-            packed.face.play(
-                start, stop, episodes, geometry, world, scene, packed.settings, packed.hyperparameters, learnt, packed.buffers,
-                stage, state,
-            )  # fmt: skip
-
-        over_batch(piece, env.runs, len(geometry.successor) * episodes)
+            cuda.launch(packed.face.play, env.runs, env.device, *self.gpu_arguments(packed, episodes, records))
+        else:
+            self._play_here(packed, episodes, records)
         check_failures(scene.failed)
         packed.unpack(episodes)
         env.unpack(world, episodes)
-        comparators = self.tracker._comparators
+        comparators = self.tracker.comparators
         if comparators.changing:  # once more, for the padding, at which kernels do not look
             comparators.worst_cost = torch.maximum(comparators.worst_cost, env.costs.largest(env.cost_values))
         self.tracker.updates += episodes
         self.diagnostics.take(sums, episodes)
 
+    def pack(self, episodes: int) -> tuple[Packed, dict[str, Tensor], tuple[Any, ...]]:
+        """For so many episodes: the learner, the sums of its diagnostics, and the records of all runs that kernels take."""
+        packed = Packed(self.learner)
+        sums = self.diagnostics.room_for(packed.tags, self.env.device)
+        own = packed.settings, packed.hyperparameters, int(self.learner.episode), packed.buffers
+        return packed, sums, (self.env.pack(episodes), self._scene(packed, sums), *own)
+
+    def _play_here(self, packed: Packed, episodes: int, records: tuple[Any, ...]) -> None:
+        """On the CPU: pieces of the batch on threads, each of which has room for one run."""
+        from torchcmdp.kernels.threads import over_batch
+
+        def piece(start: int, stop: int) -> None:
+            packed.face.play(start, stop, episodes, self.geometry, *records, *packed.room(self.env.constraints))
+
+        over_batch(piece, self.env.runs, len(self.geometry.successor) * episodes)
+
+    def gpu_arguments(self, packed: Packed, episodes: int, records: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What `cuda.launch` gives to the kernel that plays: a thread a run, each with its own part of the rooms."""
+        from torchcmdp.kernels import cuda
+
+        device, runs = self.env.device, self.env.runs
+        rooms = (cuda.rooms(record, runs, device) for record in packed.room(self.env.constraints))
+        return episodes, cuda.geometry_on(self.env.layout, device), *records, *rooms
+
     def _scene(self, packed: Packed, sums: dict[str, Tensor]) -> Any:
         from torchcmdp.kernels.block import Scene
 
-        env, comparators = self.env, self.tracker._comparators
+        env, comparators = self.env, self.tracker.comparators
         changing = comparators.changing
         return Scene(
             comparator=compact(self.geometry, comparators.safe, 3),
-            sums=self.tracker._sums.numpy(),
+            sums=array(self.tracker.sums),
             changing=int(changing),
-            reward_sum=comparators.reward_sum.flatten(1).numpy() if changing else np.zeros((1, 1)),
-            cost_sum=comparators.cost_sum.flatten(2).numpy() if changing else np.zeros((1, 1, 1)),
-            worst_cost=comparators.worst_cost.flatten(2).numpy() if changing else np.zeros((1, 1, 1)),
+            reward_sum=array(comparators.reward_sum.flatten(1)) if changing else zeros(env.device, 1, 1),
+            cost_sum=array(comparators.cost_sum.flatten(2)) if changing else zeros(env.device, 1, 1, 1),
+            worst_cost=array(comparators.worst_cost.flatten(2)) if changing else zeros(env.device, 1, 1, 1),
             last=packed.last,
-            failed=np.zeros(env.runs, np.int64),
-            **{name: tensor.numpy() for name, tensor in sums.items()},
+            failed=zeros(env.device, env.runs, dtype=np.int64),
+            **{name: array(tensor) for name, tensor in sums.items()},
         )

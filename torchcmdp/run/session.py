@@ -18,7 +18,7 @@ from torchcmdp.events import HALF_WIDTH, WALL_TIME
 from torchcmdp.identity import attributes_of, config_of, has_attributes
 from torchcmdp.kernels.engine import engine
 from torchcmdp.metrics import Tracker, mean_and_interval
-from torchcmdp.processes import stateless
+from torchcmdp.processes.base import stateless
 from torchcmdp.protocols import EnvironmentLike, LearnerLike, TrackerLike, first_axes, measured
 from torchcmdp.run.blocks import Blocks, obstacle
 from torchcmdp.run.diagnostics import Diagnostics
@@ -49,11 +49,7 @@ TAGS_BY_CONSTRAINT = {
     "Metrics/EpCost": "episode_cost",
 }
 BANDED = (
-    "Regret/cumulative",
-    "Regret/alpha",
-    "Violation/cumulative",
-    "Violation/positive",
-    "Violation/unsafe_share",
+    *("Regret/cumulative", "Regret/alpha", "Violation/cumulative", "Violation/positive", "Violation/unsafe_share"),
     "Metrics/EpRet",
 )
 OVER_ROOT = {"Regret/cumulative": "Regret/over_sqrt_t", "Violation/cumulative": "Violation/over_sqrt_t"}
@@ -128,11 +124,6 @@ class Session:
         return self.played == self.episodes
 
     @property
-    def name(self) -> str:
-        """What the learner is called."""
-        return str(self.config["learner"]["name"])
-
-    @property
     def last_point(self) -> int:
         """The episode of the last logging point, 0 before the first."""
         return int(self.rows[-1]["episode"]) if self.rows else 0
@@ -147,8 +138,8 @@ class Session:
         started = time.monotonic()
         why = self.obstacle
         if why:
-            if engine() == "compiled":
-                raise InvalidInput(f'engine is "compiled", but {why}; expected what kernels can play, or engine "auto".')
+            if (chosen := engine()) in ("compiled", "cuda"):
+                raise InvalidInput(f'engine is "{chosen}", but {why}; expected what kernels can play, or engine "auto".')
             episodes = 1
             self._step()
         else:

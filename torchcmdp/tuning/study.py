@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchcmdp.costs import CostModel, PaperCosts
+from torchcmdp.costs import CostModel
 from torchcmdp.errors import (
     InvalidInput,
     brief,
@@ -93,9 +93,19 @@ class Study:
         """A fresh learner for an environment, with some of `names`, floats or `(runs,)`; the rest are those of `options`."""
         options = {**self.options, **self.check(scales)}
         if "margin" in options:
-            costs: CostModel = options.get("costs") or PaperCosts()
+            costs: CostModel = options.get("costs") or self._usual_costs()
             options["costs"] = type(costs)(**{**costs.settings(), "margin": options.pop("margin")})
         return self.learner.for_env(env, horizon=self.horizon, delta=self.delta, **options)
+
+    def _usual_costs(self) -> CostModel:
+        """The cost model that the learner has where none is asked for; another with a margin would be another learner."""
+        usual: type[CostModel] | None = getattr(self.learner, "usual_costs", None)
+        if usual is None:
+            raise InvalidInput(
+                f"margin is a setting of a cost model, and {self.learner.__name__} has none unless asked; name one in options, "
+                'such as {"costs": PriorCosts()}.'
+            )
+        return usual()
 
     def objective(self, parts: Tensor) -> Tensor:
         """(regret + weight * positive violation) / horizon of `(... x 2)`: `(...)`."""

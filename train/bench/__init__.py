@@ -20,6 +20,7 @@ BENCHMARKS = {
     "scale": Command(f"{__package__}.scale", "how its cost grows with the batch, the widths and the layers"),
     "sizes": Command(f"{__package__}.sizes", "FrozenLake and Taxi with successor lists, and how a projection grows with the lists"),
     "env": Command(f"{__package__}.env", "a step of our Gymnasium environments beside one of FrozenLake"),
+    "gpu": Command(f"{__package__}.gpu", "the kernels on a GPU: what the compiler makes of them (--static), or how long they take"),
     "fuzz": Command(f"{__package__}.fuzz", "random projections, degenerate ones among them, and how many go wrong"),
     "imports": Command(f"{__package__}.imports", "what `import torchcmdp` takes beside `import torch`"),
 }

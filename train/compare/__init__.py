@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torchcmdp as tc
-from torchcmdp.folder import RunFolder
 from torchcmdp.learners import LEARNERS, Learner
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 from torchcmdp.learners.ties import ties_of
@@ -69,7 +67,8 @@ def main(arguments: Sequence[str]) -> int:
         choose(name, PLAYERS, "one of --learners")
     if options.quick:
         options.episodes, options.seeds = QUICK
-    _begin(folder, options)
+    # problems and learners may be added to what a folder holds
+    program.claim(folder, {name: getattr(options, name) for name in ("episodes", "seeds", "constants", "seed")}, options.fresh)
     results: Results = {}
     jobs = [(problem, learner) for problem in options.problems for learner in options.learners]
     jobs = [job for job in jobs if plays(*job)]
@@ -130,11 +129,3 @@ def build(key: str, constants: str, env: tc.Simulator, episodes: int) -> Learner
         given = {"cost_low": cmdp.units.cost_low, "reward_high": cmdp.units.reward_high, **given}
     learner: Learner = make(cmdp.layout, cmdp.constraints, episodes, runs=env.runs, **given)
     return learner
-
-
-def _begin(folder: Path, options: Options) -> None:
-    """Refuse a folder that holds another comparison, and note what this one is; problems and learners may be added."""
-    kept = ("episodes", "seeds", "constants", "seed")
-    noted = json.loads(json.dumps({name: getattr(options, name) for name in kept}))
-    RunFolder(folder, options.fresh).checkpoint(noted)
-    (folder / "config.json").write_text(json.dumps(noted, indent=2) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..program import Command, hand_over
+from ..program import Command, hand_to_part
 
 STUDIES = {
     "compare": Command(
@@ -17,6 +17,4 @@ STUDIES = {
 
 def main(arguments: Sequence[str]) -> int:
     """Hand over to one of them; returns the exit code."""
-    rest = list(arguments)
-    name = rest.pop(0) if rest and not rest[0].startswith("-") else "compare"
-    return hand_over(STUDIES, name, rest, "a part of python -m train study")
+    return hand_to_part(STUDIES, "compare", arguments, "study")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..program import Command, hand_over
+from ..program import Command, hand_to_part
 
 STUDIES = {
     "study": Command(
@@ -13,6 +13,7 @@ STUDIES = {
     "compare": Command(f"{__package__}.compare", "gradients, random search, TPE and CMA-ES at equal run-episodes, held out"),
     "variance": Command(f"{__package__}.variance", "the variance of every gradient estimator against the horizon"),
     "sensitivity": Command(f"{__package__}.sensitivity", "regret and violation against each constant, with gradients as tangents"),
+    "fit": Command(f"{__package__}.fit", "constants that follow the problem, trained on some problems and judged on others"),
     "rivals": Command(
         f"{__package__}.rivals", "constants for the rivals by a grid, on the same instances and by the same objective"
     ),
@@ -25,6 +26,4 @@ STUDIES = {
 
 def main(arguments: Sequence[str]) -> int:
     """Hand over to one of them; returns the exit code."""
-    rest = list(arguments)
-    name = rest.pop(0) if rest and not rest[0].startswith("-") else "study"
-    return hand_over(STUDIES, name, rest, "a part of python -m train tune")
+    return hand_to_part(STUDIES, "study", arguments, "tune")

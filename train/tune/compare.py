@@ -17,8 +17,8 @@ from .. import program
 from ..program import Count, Positive, begin, plus_minus, table, write_table
 from .evaluate import stage
 from .figures import budget_figure
-from .instances import HELD_OUT, Instances, make_instances
-from .methods import METHODS, Search, package, start_of
+from .instances import HELD_OUT, RULES, InstanceOptions, Instances, make_instances
+from .methods import METHODS, Search, constants, package, start_of
 from .study import BOX
 
 OURS, RIVAL = "smoothed gradient", "random search"
@@ -27,7 +27,7 @@ ABOVE = 0.2  # the goal is about budgets above this share of the whole
 
 
 @dataclass
-class Options:
+class Options(InstanceOptions):
     """Compare five ways to find the constants of WC-OPS, at equal run-episodes.
 
     The smoothed gradient with Adam, the mixed gradient with Adam, random search, TPE (optuna) and CMA-ES (cmaes; both in the extra
@@ -48,10 +48,6 @@ class Options:
     instances: Count = 4  # Seeds of the training instances of a repetition, each with stochastic and with changing costs.
     held_out: Count = 16  # Seeds of the instances that are judged on, each with stochastic and with changing costs.
     weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
-    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
-    actions: Count = 3  # Actions in each state.
-    constraints: Count = 2  # Safety constraints.
-    delta: float = 0.01  # Failure probability of the confidence sets.
     seed: int = 0  # Of the first training instance and of all random numbers.
     name: str = "tune-compare"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
@@ -73,7 +69,9 @@ def main(arguments: Sequence[str]) -> int:
     text, rows = report(options, values)
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / "compare.csv", rows)
-    (folder / "compare.json").write_text(json.dumps({"options": vars(options), "box": BOX, "rows": rows}, indent=2) + "\n")
+    (folder / "compare.json").write_text(
+        json.dumps({"options": vars(options), "box": BOX, "methods": constants(), "rows": rows}, indent=2) + "\n"
+    )
     figure = budget_figure({m: curve(x, options) for m, x in values.items()}, finding(options, values)[1])
     where = f"Written to {folder}: report.md, compare.csv, compare.json, compare.png, compare.pdf"
     program.publish(folder / "report.md", text, where, {"compare": figure})
@@ -111,7 +109,8 @@ def repetition(options: Options, folder: Any, method: str, number: int) -> list[
         points = [max((x for x in trail if x[0] <= share * options.budget + 0.5), key=lambda x: x[0])[1] for share in SHARES]
         return judge(options, points)
 
-    return list(stage(folder, f"{method.replace(' ', '_')}_{number}", {**config, "box": BOX, "shares": SHARES}, play))
+    design = {"box": BOX, "shares": SHARES, "methods": constants(), **RULES}
+    return list(stage(folder, f"{method.replace(' ', '_')}_{number}", {**config, **design}, play))
 
 
 def judge(options: Options, points: Sequence[Mapping[str, float]]) -> list[list[float]]:

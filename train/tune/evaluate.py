@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcmdp.events import flatten
 from torchcmdp.tuning import SCALES
 
 from ..program import bar, with_interval
@@ -61,13 +63,22 @@ def rows_of(results: Results, kinds: Sequence[str], horizon: int) -> list[list[s
 
 
 def stage(folder: Path, name: str, config: Mapping[str, Any], function: Callable[[], Any]) -> Any:
-    """The function's result, kept as JSON in the folder, and read from there where it was made with the same settings."""
+    """The function's result, kept as JSON in the folder, and read from there where it was made with the same settings.
+
+    Args:
+        folder: Of the experiment.
+        name: Of the stage, and of its file.
+        config: All that the result depends on, the constants of the code among it. Where something else is kept the stage is played
+            again, and a sentence names the first setting in which they differ.
+        function: Plays it.
+    """
     file = folder / "stages" / f"{name}.json"
     settings = json.loads(json.dumps(config))
     try:
         kept = json.loads(file.read_text())
         if kept["config"] == settings:
             return kept["result"]
+        print(_other(file, kept["config"], settings), file=sys.stderr)
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing or damaged: it is made again
     result = json.loads(json.dumps(function()))
@@ -76,3 +87,13 @@ def stage(folder: Path, name: str, config: Mapping[str, Any], function: Callable
     temporary.write_text(json.dumps({"config": settings, "result": result}))
     os.replace(temporary, file)
     return result
+
+
+def _other(file: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """That a stage was made with other settings, and the first of them."""
+    before, after = flatten(old), flatten(new)
+    name = next(name for name in (*after, *before) if before.get(name) != after.get(name))
+    return (
+        f"{file} was made with {name} = {json.dumps(before.get(name))}, and this command has {json.dumps(after.get(name))}; it is "
+        "played again."
+    )

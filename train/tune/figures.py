@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import GREY, PALETTE, SMALL, blank, cross, name_ends, name_points, thousands, tidy, zero_line
+from torchcmdp.plotting import GREY, INK, PALETTE, SMALL, TITLE, blank, cross, name_ends, name_points, thousands, tidy, zero_line
 
 PARTS = ("regret", "positive violation")
 
@@ -24,6 +24,14 @@ KNOWN_AS = {
     "radius_scale": "transition radius",
     "threshold_scale": "violation threshold",
 }
+# And the estimators.
+ESTIMATORS_KNOWN_AS = {
+    "smoothed": "smoothed",
+    "PES": "smoothed, new noise in every window (PES)",
+    "mixed": "through the learner, mixed (biased)",
+    "pathwise": "through the learner, pathwise part (biased)",
+    "sampled": "through the learner, unbiased",
+}
 COLUMNS = 3
 
 
@@ -32,7 +40,11 @@ def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]], note: 
     rows = -(-len(curves) // COLUMNS)
     figure = blank(3.6 * COLUMNS, 3.1 * rows)
     spread = {name: float(np.ptp(np.asarray(curve["value"], dtype=float)[:, 1])) for name, curve in curves.items()}
+    most, least = max(spread, key=lambda n: spread[n]), min(spread, key=lambda n: spread[n])
+    finding = f"The {known_as(most)} moves the positive violation most, by {spread[most]:.2g} an episode; {known_as(least)} least"
+    figure.suptitle(finding, x=0.01, ha="left", fontsize=TITLE + 1, color=INK)
     first: Axes | None = None
+    right: tuple[Axes, list[tuple[float, float]]] | None = None  # the panel at the right end, where names take no room from another
     for j, (name, curve) in enumerate(curves.items()):
         axes = figure.add_subplot(rows, COLUMNS, j + 1, sharey=first)
         first = first or axes
@@ -40,14 +52,19 @@ def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]], note: 
         axes.set_xscale("log")
         axes.minorticks_off()
         zero_line(axes)
-        last = j + 1 == len(curves)
-        if last:
-            name_ends(axes, [(*end, label, colour) for end, label, colour in zip(ends, PARTS, PALETTE, strict=False)])
-        moves = f"violation moves by {spread[name]:.2g}" + (", the most" if name == max(spread, key=lambda n: spread[n]) else "")
-        unit = "" if j % COLUMNS else "an episode (reward, cost)"
-        tidy(axes, f"{KNOWN_AS.get(name, name)}\n(multiple of the paper's)", unit, moves)
+        right = (axes, ends) if j < COLUMNS else right
+        unit = "" if j % COLUMNS else "regret (reward) and positive\nviolation (cost) an episode"
+        tidy(axes, f"{known_as(name)}, multiple of the paper's", unit, f"violation moves by {spread[name]:.2g}")
+    if right is not None:
+        named = zip(right[1], PARTS, PALETTE, strict=False)
+        name_ends(right[0], [(*end, label, colour) for end, label, colour in named])
     figure.supxlabel(note, fontsize=SMALL, color=GREY)
     return figure
+
+
+def known_as(name: str) -> str:
+    """What a constant is called where people speak of it."""
+    return KNOWN_AS.get(name, name)
 
 
 def _with_tangents(axes: Axes, curve: Mapping[str, Sequence[Any]], part: int, colour: str) -> tuple[float, float]:
@@ -104,8 +121,14 @@ def budget_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], ti
         ends.append((float(x[-1]), float(y[-1]), name, colour))
     thousands(axes.xaxis)
     name_ends(axes, ends)
-    note = "mean over repetitions, bands: 95% intervals over them; in both parts of the objective less is better"
-    tidy(axes, "run-episodes played", "objective on held-out instances, an episode", title, note)
+    note = "mean over repetitions, bands: 95% intervals over them; less is better"
+    tidy(
+        axes,
+        "run-episodes played",
+        "regret + weighted violation an episode (reward)\nof what is handed out, held-out instances",
+        title,
+        note,
+    )
     return figure
 
 
@@ -121,11 +144,12 @@ def variance_figure(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
         x, y, low, high = np.asarray(own).T
         axes.plot(x, y, "o-", color=colour, markersize=3.5, linewidth=1.6)
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        ends.append((float(x[-1]), float(y[-1]), name, colour))
+        ends.append((float(x[-1]), float(y[-1]), ESTIMATORS_KNOWN_AS.get(name, name), colour))
     axes.minorticks_off()
     name_ends(axes, ends)
-    note = "95% bootstrap intervals; derivatives through the learner are played for shorter horizons only"
-    tidy(axes, "episodes of a run", "variance of one sample of the gradient", title, note)
+    note = "95% bootstrap intervals; of regret + weighted violation an episode in the logarithms of the scales, summed over them; "
+    note += "through the learner only shorter horizons are played"
+    tidy(axes, "episodes of a run", "variance of one sample of the gradient (reward$^2$)", title, note)
     return figure
 
 

@@ -11,7 +11,7 @@ from torchcmdp.learners.practical import PRACTICAL_SCALES
 
 from ..program import Count, Positive, begin, publish, table
 from .evaluate import MEASURES, PAPER, evaluate, rows_of, stage
-from .instances import HELD_OUT, KINDS, make_instances
+from .instances import HELD_OUT, KINDS, RULES, make_instances
 
 
 @dataclass
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     for horizon in options.horizons:
         instances = make_instances(*size, range(HELD_OUT, HELD_OUT + options.instances), horizon)
         instances.check_weight(options.weight)
-        config = {**settings, "size": size, "instances": options.instances, "methods": methods, "kinds": KINDS}
+        config = {**settings, "size": size, "instances": options.instances, "methods": methods, "kinds": KINDS, **RULES}
         results = stage(folder, f"horizon_{horizon}", config, lambda i=instances, T=horizon: evaluate(i, methods, T, **settings))
         rows += rows_of(results, instances.kinds, horizon)
     header = ["episodes", "costs", "constants", *MEASURES]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.tuning import Study
+
+from ..program import Count
 
 KINDS = ("stochastic", "adversarial")
 HELD_OUT = 1000  # the first seed of the instances that the study never sees
@@ -19,6 +21,18 @@ GAP = 0.2  # Slater gap that costs are shifted to
 # safety; above, no reasonable weight of the violation keeps a study from breaking the constraints.
 MULTIPLIERS = (0.5, 2.0)
 STRIDE = 10_000  # between the seeds of two draws of an instance, so that no two instances share any
+# All of this, for the settings of whatever is kept: results on other instances are other results.
+RULES = {"rules": {"held_out": HELD_OUT, "gap": GAP, "multipliers": MULTIPLIERS, "stride": STRIDE, "draws": DRAWS}}
+
+
+@dataclass
+class InstanceOptions:
+    """What the programs of this package have in common: the size of their instances, and delta."""
+
+    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
+    actions: Count = 3  # Actions in each state.
+    constraints: Count = 2  # Safety constraints.
+    delta: float = 0.01  # Failure probability of the confidence sets.
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +44,7 @@ class Instances:
         before, after: Mean costs, `(n x m x L x S x A)`; the same where costs are stochastic.
         kinds: "stochastic" or "adversarial", n of them.
         change: After how many episodes the costs change.
+        low: The lower of the two values that a cost takes; the other is 1.
     """
 
     cmdp: tc.LayeredCMDP
@@ -37,6 +52,7 @@ class Instances:
     after: Tensor
     kinds: tuple[str, ...]
     change: int
+    low: float = -1.0
 
     @property
     def multipliers(self) -> Tensor:
@@ -56,8 +72,13 @@ class Instances:
         """A fresh simulator in which every run plays its own instance; blocks of `distinct_runs` share their random numbers."""
         P, r, g = (x[instances] for x in (self.cmdp.transitions, self.cmdp.rewards, self.cmdp.costs))
         cmdp = tc.LayeredCMDP(self.cmdp.layout, P, r, g)
-        costs = tc.Switching([self.before[instances], self.after[instances]], [self.change], noise="bernoulli", low=-1)
+        costs = tc.Switching([self.before[instances], self.after[instances]], [self.change], noise="bernoulli", low=self.low)
         return tc.Simulator(cmdp, tc.Bernoulli(r), costs, runs=len(instances), seed=seed, distinct_runs=distinct_runs)
+
+    def tamer(self, factor: float) -> Instances:
+        """The same with all costs times a factor up to one: costs then have a narrower range, and the multipliers are larger."""
+        cmdp = tc.LayeredCMDP(self.cmdp.layout, self.cmdp.transitions, self.cmdp.rewards, factor * self.cmdp.costs)
+        return replace(self, cmdp=cmdp, before=factor * self.before, after=factor * self.after, low=factor * self.low)
 
     def study(self, horizon: int, weight: float, delta: float) -> Study:
         """WC-OPS on all of these instances."""

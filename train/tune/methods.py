@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ Trail = list[tuple[int, dict[str, float]]]
 # draws, come from trials on instances of other seeds (500 to 531, judged on 600 to 615). The mixed gradient has the same step; the
 # other methods have what their packages take by default.
 SMOOTHED, SMOOTHED_RATE, SMOOTHED_REPEATS = Smoothed(sigma=0.7), 0.2, 1
-MIXED, MIXED_RATE = Through(), 0.2
+MIXED, MIXED_RATE, MIXED_REPEATS = Through(), 0.2, 1
 # Of the budget, spent on random draws of which a descent begins at the best: the box spans three decades in every scale, of which
 # large parts are flat, and a gradient there shows no way out.
 SCREEN = 0.2
@@ -159,10 +159,18 @@ def package(name: str) -> Any:
         raise tc.InvalidInput(f"{name} is not installed; the comparison needs it: pip install 'torchcmdp[tune]'.") from error
 
 
+def constants() -> dict[str, Any]:
+    """All that the methods depend on beside what they are given, of packages, whose defaults they use, the version."""
+    packages = {name: package(name).__version__ for name in ("optuna", "cmaes")}
+    gradients = {"smoothed": {**asdict(SMOOTHED), "rate": SMOOTHED_RATE, "repeats": SMOOTHED_REPEATS}}
+    gradients["mixed"] = {**asdict(MIXED), "rate": MIXED_RATE, "repeats": MIXED_REPEATS}
+    return {**gradients, "max_norm": Descent().max_norm, "screen": SCREEN, "spread": SPREAD, "packages": packages}
+
+
 METHODS: Mapping[str, Callable[[Search], Trail]] = {
     "smoothed gradient": descent(SMOOTHED, SMOOTHED_RATE, SMOOTHED_REPEATS),
     "random search": best_of(random_draws),
     "TPE": best_of(tpe_draws),
     "CMA-ES": cma_es,
-    "mixed gradient": descent(MIXED, MIXED_RATE, 1),
+    "mixed gradient": descent(MIXED, MIXED_RATE, MIXED_REPEATS),
 }

@@ -16,7 +16,7 @@ from torchcmdp.learners import LEARNERS
 from ..paper.presets import maker, settings
 from ..program import Count, Positive, bar, begin, publish, table
 from .evaluate import stage
-from .instances import Instances, make_instances
+from .instances import RULES, InstanceOptions, Instances, make_instances
 
 SCALES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 STEPS = (1.0, 3.0, 10.0, 30.0, 100.0)
@@ -31,7 +31,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 
 
 @dataclass
-class Options:
+class Options(InstanceOptions):
     """Find constants for WC-OPS and its rivals, by the same search and with the same effort for each point.
 
     Every combination of a grid, declared in train/tune/rivals.py, is played on the training instances of `python -m train tune`.
@@ -49,10 +49,6 @@ class Options:
     instances: Count = 4  # Seeds of the training instances, each with stochastic and with changing costs.
     runs: Count = 2  # Of every combination on each instance in a repetition; all combinations meet the same random numbers.
     repetitions: Count = 5  # Among which the ranks are averaged.
-    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
-    actions: Count = 3  # Actions in each state.
-    constraints: Count = 2  # Safety constraints.
-    delta: float = 0.01  # Failure probability of the confidence sets.
     seed: int = 0  # Of the training instances and of all random numbers.
     name: str = "tune-rivals"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
@@ -67,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     config = {name: value for name, value in vars(options).items() if name not in ("name", "logdir")}
     rows = []
     for key, grid in GRIDS.items():
-        found = stage(folder, key, {**config, "grid": grid}, lambda k=key, g=grid: search(options, training, k, g))
+        found = stage(folder, key, {**config, "grid": grid, **RULES}, lambda k=key, g=grid: search(options, training, k, g))
         for point in ranked(found)[:3]:
             constants = ", ".join(f"{name} {point[name]}" for name in grid)
             first = f"{point['first']} of {options.repetitions}"

@@ -18,7 +18,7 @@ from .. import program
 from ..program import Count, Positive, begin, plus_minus, table
 from .evaluate import stage
 from .figures import KNOWN_AS, PARTS, sensitivity_figure
-from .instances import make_instances
+from .instances import RULES, InstanceOptions, make_instances
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # around the point
 SIGMA = 0.3  # spread of the logarithm of a scale: what is drawn is the mean over it, and so are the tangents
@@ -29,7 +29,7 @@ Curves = dict[str, dict[str, list[Any]]]
 
 
 @dataclass
-class Options:
+class Options(InstanceOptions):
     """Draw how regret and positive violation of WC-OPS depend on each of its constants, around those that the study found.
 
     Every point is a mean over pairs of runs with the same random numbers and scales on two sides of it; half of the differences
@@ -45,10 +45,6 @@ class Options:
     pairs: Count = 16  # Of runs, of each instance at each point.
     instances: Count = 4  # Seeds of the instances, each with stochastic and with changing costs.
     weight: Positive = 3.0  # Of the positive violation in the objective, which is drawn by itself.
-    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
-    actions: Count = 3  # Actions in each state.
-    constraints: Count = 2  # Safety constraints.
-    delta: float = 0.01  # Failure probability of the confidence sets.
     seed: int = 0  # Of the first instance and of all random numbers.
     name: str = "tune-sensitivity"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
@@ -67,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     made = make_instances(options.widths, options.actions, options.constraints, seeds, options.horizon)
     study = made.study(options.horizon, options.weight, options.delta)
     config = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick")}
-    point = {"point": PRACTICAL_SCALES, "factors": FACTORS, "sigma": SIGMA}
+    point = {"point": PRACTICAL_SCALES, "factors": FACTORS, "sigma": SIGMA, "normal": NORMAL, **RULES}
     curves = stage(
         folder, "sensitivity", {**config, **point}, lambda: sensitivity(study, PRACTICAL_SCALES, options.pairs, options.seed)
     )

@@ -18,7 +18,7 @@ from .. import program
 from ..program import Count, Positive, spelled, table, with_interval
 from .evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
 from .figures import front_figure, sensitivity_figure
-from .instances import HELD_OUT, Instances, make_instances
+from .instances import HELD_OUT, RULES, InstanceOptions, Instances, make_instances
 from .sensitivity import note, sensitivity
 
 # Where the descent begins: the paper's steps, and a fraction of its widths and threshold. At the paper's own no gradient comes from
@@ -36,7 +36,7 @@ PAIRS = 4  # of runs, of each instance at each point of the sensitivities
 
 
 @dataclass
-class Options:
+class Options(InstanceOptions):
     """Tune the constants of WC-OPS by gradient, and compare them on instances never seen with the paper's and with random search.
 
     Half of the instances have stochastic costs, half have costs that change after a third of the horizon. The objective is
@@ -61,10 +61,6 @@ class Options:
     front: Annotated[tuple[Positive, ...], program.MAY_BE_EMPTY] = (0.5, 8.0)
     """Further weights, for the front between regret and violation."""
     front_steps: Count = 5  # Steps of the descent for each of them, from what was tuned.
-    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
-    actions: Count = 3  # Actions in each state.
-    constraints: Count = 2  # Safety constraints.
-    delta: float = 0.01  # Failure probability of the confidence sets.
     seed: int = 0  # Of the training instances and of all random numbers.
     name: str = "tune"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
@@ -155,7 +151,12 @@ class Work:
 
     def stage(self, name: str, extra: Mapping[str, Any], function: Any) -> Any:
         """What the function returns, kept in a file, so that an interrupted study does not do it again."""
-        return stage(self.folder, name, {**self.config, "held_out": self.options.held_out, "extra": extra}, function)
+        return stage(
+            self.folder,
+            name,
+            {**self.config, "held_out": self.options.held_out, "box": BOX, "start": START, **RULES, "extra": extra},
+            function,
+        )
 
     def changed(self) -> list[str]:
         """The options that differ from their defaults, as one would type them."""

@@ -13,7 +13,7 @@ from torchcmdp.learners.practical import PRACTICAL_SCALES
 
 from ..program import Count, bar, begin, publish, table, with_interval
 from .evaluate import stage
-from .instances import make_instances
+from .instances import RULES, make_instances
 
 MEASURED = ("regret", "violation", "positive violation")
 SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {"bandit": ((1, 1), 3, 1), "layered": ((1, 3, 3, 1), 3, 1)}
@@ -61,7 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         scales = {**(PRACTICAL_SCALES if widths == "practical" else {}), **THRESHOLDS[label]}
         name = "_".join((size, kind, widths, label)).replace(" ", "_").replace("'", "")
         found = stage(
-            folder, name, {**config, "scales": scales}, lambda s=size, k=kind, x=scales, T=horizon: play(options, s, k, x, T)
+            folder,
+            name,
+            {**config, "scales": scales, "size": SIZES[size], **RULES},
+            lambda s=size, k=kind, x=scales, T=horizon: play(options, s, k, x, T),
         )
         if label == "plain mean":
             plain[size, kind] = found

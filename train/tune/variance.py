@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,17 +17,19 @@ from .. import program
 from ..program import Count, begin, table, write_table
 from .evaluate import stage
 from .figures import variance_figure
-from .instances import make_instances
+from .instances import RULES, InstanceOptions, make_instances
 from .study import START
 
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 WINDOWS = 10  # of a run, in which PES draws new noise
 RESAMPLES = 500  # of the bootstrap behind the intervals
 # All at the point where the study's descent begins.
-NAMED = ("smoothed", "smoothed with control", "PES", "mixed", "pathwise", "sampled")
+CONTROLLED = {"smoothed, mixed control": "mixed", "smoothed, pathwise control": "pathwise"}
+NAMED = ("smoothed", *CONTROLLED, "PES", "mixed", "pathwise", "sampled")
 
 
 @dataclass
-class Options:
+class Options(InstanceOptions):
     """Measure the variance of every estimator of the gradient of the objective in the logarithms of the scales.
 
     Of each instance many independent samples of the gradient are made; the variance is that between the samples of an instance,
@@ -44,10 +47,6 @@ class Options:
     instances: Count = 2  # Seeds of the instances, each with stochastic and with changing costs.
     samples: Count = 16  # Of the gradient, from each instance.
     weight: float = 3.0  # Of the positive violation in the objective.
-    widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
-    actions: Count = 3  # Actions in each state.
-    constraints: Count = 2  # Safety constraints.
-    delta: float = 0.01  # Failure probability of the confidence sets.
     seed: int = 0  # Of the first instance and of all random numbers.
     name: str = "tune-variance"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
@@ -61,10 +60,10 @@ def main(arguments: Sequence[str]) -> int:
         small: dict[str, Any] = {"horizons": (10, 20, 40), "instances": 1, "samples": 6}
         options, folder = replace(options, **small), folder.with_name(f"{folder.name}-quick")
     check(options)
-    config = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick", "horizons", "through")}
     rows = []
     for horizon, name in program.bar(cases(options), "variance"):
-        found = stage(folder, f"{name.replace(' ', '_')}_{horizon}", config, lambda T=horizon, n=name: measure(options, n, T))
+        file = f"{name.replace(' ', '_').replace(',', '')}_{horizon}"
+        found = stage(folder, file, settings(options, name, horizon), lambda T=horizon, n=name: measure(options, n, T))
         rows.append({"estimator": name, "horizon": horizon, **found})
     rows.sort(key=lambda row: (NAMED.index(row["estimator"]), row["horizon"]))
     write_table(folder / "variance.csv", rows)
@@ -74,11 +73,20 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def settings(options: Options, name: str, horizon: int) -> dict[str, Any]:
+    """All that a measurement depends on."""
+    own = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick", "horizons", "through")}
+    how = estimator(name, horizon)
+    return {**own, "estimator": {"kind": type(how).__name__, **asdict(how)}, "start": START, "resamples": RESAMPLES, **RULES}
+
+
 def check(options: Options) -> None:
     """Refuse what would be found out only after minutes."""
     tc.Layout(options.widths, options.actions)
     if options.samples < 4:
         raise tc.InvalidInput(f"--samples is {options.samples}; a variance with an interval needs at least 4.")
+    if options.through < min(options.horizons):
+        raise tc.InvalidInput(f"--through is {options.through}; it must reach the shortest of --horizons, {min(options.horizons)}.")
     for horizon in options.horizons:
         if horizon % WINDOWS:
             raise tc.InvalidInput(f"--horizons has {horizon}; PES needs a multiple of {WINDOWS}, its windows.")
@@ -93,7 +101,7 @@ def cases(options: Options) -> list[tuple[int, str]]:
 def estimator(name: str, horizon: int) -> Estimator:
     """The estimator of this name for runs of so many episodes."""
     own: Mapping[str, Estimator] = {
-        "smoothed with control": Smoothed(control=Through()),
+        **{label: Smoothed(control=cast(Through, ESTIMATORS[kind])) for label, kind in CONTROLLED.items()},
         "PES": Smoothed(window=horizon // WINDOWS, redraw=True),
     }
     return own[name] if name in own else ESTIMATORS[name]
@@ -124,25 +132,25 @@ def _within(samples: Tensor) -> Tensor:
     return samples.var(0).sum(-1).mean()
 
 
-def growth(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """How many times larger the variance is at the longest horizon than at the shortest."""
-    own = [row["variance"] for row in rows if row["estimator"] == name]
+def growth(rows: Sequence[Mapping[str, Any]], name: str, last: int) -> float:
+    """How many times larger the variance is at this horizon than at the shortest."""
+    own = [row["variance"] for row in rows if row["estimator"] == name and row["horizon"] <= last]
     return float(own[-1] / own[0])
 
 
 def finding(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the figure shows, in a sentence."""
-    last = {name: max(row["horizon"] for row in rows if row["estimator"] == name) for name in ("smoothed", "sampled")}
-    ours, theirs = (growth(rows, name) for name in ("smoothed", "sampled"))
+    common = [row["horizon"] for row in rows if row["estimator"] == "sampled"]
+    ours, theirs = (growth(rows, name, max(common)) for name in ("smoothed", "sampled"))
     return (
-        f"From {min(row['horizon'] for row in rows):,} episodes on the variance of the smoothed gradient becomes {factor(ours)} "
-        f"(to {last['smoothed']:,}), of the unbiased one through the learner {factor(theirs)} (to {last['sampled']:,})"
+        f"From {min(common):,} to {max(common):,} episodes the variance of the unbiased gradient through the learner becomes "
+        f"{factor(theirs)}, that of the smoothed one {factor(ours)}"
     )
 
 
 def factor(value: float) -> str:
     """A factor in words."""
-    return f"{value:,.2g} times as large" if value < 1e4 else f"10^{torch.tensor(value).log10():.0f} times as large"
+    return f"{value:,.2g} times as large" if value < 1e4 else f"10{f'{math.log10(value):.0f}'.translate(RAISED)} times as large"
 
 
 def report(options: Options, rows: Sequence[Mapping[str, Any]]) -> str:
