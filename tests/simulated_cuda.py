@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from test_blocks import parts
+from parts import parts
 
 import torchcmdp as tc
 from torchcmdp.kernels import cuda

@@ -97,3 +97,19 @@ def test_what_is_loaded_later_is_there_and_listed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "torchcmdp.nn False", done.stderr
+
+
+def test_no_file_is_over_400_lines() -> None:
+    files = [path for folder in (PACKAGE, ROOT / "train") for path in folder.rglob("*.py")]
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+    assert not {path: count for path, count in lines.items() if count > 400}
+
+
+def test_a_test_module_imports_from_no_other() -> None:
+    wrong = []
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            wrong += [f"{path.name} imports {name}" for name in names if name.startswith("test_")]
+    assert not wrong, "what several tests need lives in helpers.py or hedge.py"

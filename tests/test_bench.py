@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 
+import numpy as np
 import pytest
 import torch
 
+from torchcmdp.kernels import cuda
 from train.__main__ import main
-from train.bench import fuzz
+from train.bench import counts, fuzz, gpu
 from train.bench.scale import Growth
 
 
@@ -114,3 +117,81 @@ def test_fuzz_counts_what_goes_wrong(monkeypatch, capsys):
     assert main(["bench", "fuzz", "--instances", "400"]) == 1
     assert "of 20 wrong" in capsys.readouterr().out
     assert main(["bench", "fuzz", "--backend", "fortran"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "installed", "sentence"),
+    [
+        ([], True, "there is no GPU here that PyTorch and numba-cuda find, so that nothing can be timed; --static needs none."),
+        ([], False, 'numba-cuda is not installed, without which no kernel becomes code for a GPU: pip install "torchcmdp[cuda]".'),
+        (["--static"], False, "numba-cuda is not installed"),
+        (["--kernels", "pul"], True, "'pul' is not one of --kernels; did you mean pull?"),
+    ],
+)
+def test_without_a_gpu_or_its_compiler_the_gpu_benchmark_says_so(arguments, installed, sentence, monkeypatch, tmp_path, capsys):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: installed or None if name == "numba_cuda" else real(name))
+    monkeypatch.setattr(cuda, "usable", lambda: False)
+    assert main(["bench", "gpu", *arguments, "--logdir", str(tmp_path)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+REPORT = """ptxas info    : Compiling entry function 'grid' for 'sm_80'
+ptxas info    : Function properties for grid
+    848 bytes stack frame, 460 bytes spill stores, 488 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers, 1848 bytes cumulative stack size, 64 bytes smem, 11984 bytes cmem[0]
+ptxas info    : Function properties for solve
+    0 bytes stack frame, 120 bytes spill stores, 224 bytes spill loads
+"""
+PTX = """.version 6.4
+.target sm_75
+.address_size 64
+.visible .entry twice(.param .u64 where) {
+    .reg .f64 %f<3>;
+    .reg .b64 %r<3>;
+    .reg .pred %p<2>;
+    ld.param.u64 %r1, [where];
+    ld.global.f64 %f1, [%r1];
+    setp.gt.f64 %p1, %f1, 0d0000000000000000;
+    @!%p1 div.rn.f64 %f1, %f1, %f1;
+    add.rn.f64 %f2, %f1, %f1;
+    st.global.f64 [%r1], %f2;
+    ret;
+}
+"""
+
+
+def test_what_ptxas_says_is_added_up_over_the_functions_of_a_kernel():
+    assert gpu.told(REPORT, 16) == gpu.Code(255, 1848, 580, 712, 64, 11984, 16)
+
+
+def test_the_kinds_of_instructions_are_counted():
+    assert list(gpu.mixture(PTX).values()) == [1, 1, 2, 1, 0, 2]
+
+
+def test_ptx_becomes_machine_code_where_ptxas_is_at_hand():
+    if not any(gpu.assemblers()):
+        pytest.skip("ptxas is not at hand")
+    notes: set[str] = set()
+    found = gpu.assembled(PTX, 75, notes)
+    assert not notes and found.registers >= 4 and found.size >= 16 and found.shared == found.spill_loads == 0
+    assert gpu.assembled(PTX.replace(".version 6.4", ".version 99.0"), 75, notes) is None
+    assert ["Unsupported .version 99.0" in note for note in notes] == [True]
+
+
+def test_loads_and_stores_are_counted_apart_for_what_all_threads_share():
+    geometry = cuda.geometry_of(cuda.Layout((1, 2, 1), 2))
+    shared, (own,), number = counts.watched((geometry, (torch.zeros(3, 2),), 7))
+    counts.counted.clear()
+    own[1, 0] += shared.row[2] + own[:, 1][2]
+    assert dict(counts.counted) == {"own loads": 2, "own stores": 1, "shared loads": 1} and number == 7
+    assert np.asarray(own)[1, 0] == geometry.row[2]
+
+
+def test_kernels_become_ptx_without_a_gpu(tmp_path, capsys):
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    arguments = ["--static", "--kernels", "pull", "--architectures", "80", "--instances", "0", "--widths", "1", "2", "1"]
+    assert main(["bench", "gpu", *arguments, "--logdir", str(tmp_path), "--json"]) == 0
+    tables = {table["title"]: table["rows"] for table in json.loads(capsys.readouterr().out)["tables"]}
+    assert tables["PTX"][0]["arithmetic"] > 100 and tables["PTX"][0]["memory"] > 100
+    assert list(tables["machine code"][0])[:3] == ["kernel", "GPU", "registers"]

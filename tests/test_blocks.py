@@ -6,15 +6,14 @@ import gc
 import os
 import signal
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from parts import LEARNERS, PROCESSES, RAGGED, parts
 
 import torchcmdp as tc
-from torchcmdp.costs import Drift, PaperCosts, PriorCosts
 from torchcmdp.errors import InvalidInput
 from torchcmdp.kernels import threads as threads_room
 from torchcmdp.kernels.engine import using
@@ -22,65 +21,7 @@ from torchcmdp.run import blocks as blocks_room
 from torchcmdp.run import session as session_room
 from torchcmdp.run.session import Session
 
-RAGGED = (1, 3, 2, 4, 1)
-RINGS = Drift(height=4.0, memory=5.0)  # several times within a few hundred episodes
 CURVES = ("regret", "anytime_regret", "alpha_regret", "violation_by_constraint", "positive_violation_by_constraint", "unsafe_share")
-LEARNERS: dict[str, tuple[type[tc.Learner], dict[str, Any]]] = {
-    "wc-ops": (tc.WCOPS, {}),
-    "wc-ops, bernstein": (tc.WCOPS, {"confidence": "bernstein", "radius_scale": 0.1}),
-    "wc-ops, l1": (tc.WCOPS, {"confidence": "l1"}),
-    "wc-ops, empirical": (tc.WCOPS, {"violation_threshold": "empirical", "threshold_scale": 0.01}),
-    "wc-ops, prior, margin, drift": (
-        tc.WCOPS,
-        {"costs": PriorCosts(margin=0.7, drift=RINGS), "loss": "doubly-robust", "share": 0.01, "eta": 0.3, "radius_scale": 0.01},
-    ),
-    "wc-ops, paper, drift": (tc.WCOPS, {"costs": PaperCosts(drift=RINGS), "bonus_scale": 0.05}),
-    "uob-reps": (tc.UOBREPS, {}),
-    "opt-primal-dual": (tc.OptPrimalDual, {}),
-    "opt-primal-dual, matched": (tc.OptPrimalDual, {"radii": "matched", "multiplier_cap": 2.0, "bonus_scale": 0.1}),
-    "pdb-ps": (tc.PDBPS, {}),
-    "pdb-ps, entrywise": (tc.PDBPS, {"confidence": "entrywise"}),
-    "opt-cmdp": (tc.OptCMDP, {}),
-    "opt-cmdp, literal": (tc.OptCMDP, {"radii": "literal", "bonus_scale": 0.05, "radius_scale": 0.05}),
-    **{
-        f"opt-cmdp, {kind}": (tc.OptCMDP, {"radii": "matched", "confidence": kind, "bonus_scale": 0.03, "radius_scale": 0.03})
-        for kind in ("entrywise", "l1", "bernstein", "efroni", "luo")
-    },
-    "greedy": (tc.Greedy, {}),
-}
-
-
-def recorded(cmdp: tc.LayeredCMDP) -> tuple[Any, Any]:
-    """Sequences long enough for the runs below."""
-    numbers = torch.rand(400, 1, 1, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return tc.Replay(numbers[:, 0] * cmdp.rewards), tc.Replay(numbers * cmdp.costs)
-
-
-def adversary(cmdp: tc.LayeredCMDP) -> tuple[Any, Any]:
-    caps = tc.safe_caps(cmdp, 0.1)
-    costs = tc.OGDAdversary(cmdp.costs, sign=1, step=0.2, schedule="sqrt_T", horizon=300, low=-1.0, high=caps)
-    return tc.OGDAdversary(cmdp.rewards, sign=-1, step=0.3), costs
-
-
-PROCESSES: dict[str, Callable[[tc.LayeredCMDP], tuple[Any, Any]]] = {
-    "bernoulli": lambda cmdp: (tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1)),
-    "fixed": lambda cmdp: (tc.Fixed(cmdp.rewards), tc.Fixed(cmdp.costs)),
-    "switching": lambda cmdp: (
-        tc.Switching([cmdp.rewards, 0.5 * cmdp.rewards], at=[50], noise="bernoulli"),
-        tc.Switching([cmdp.costs, -cmdp.costs], at=[70]),
-    ),
-    "cyclic": lambda cmdp: (tc.Bernoulli(cmdp.rewards), tc.Cyclic([cmdp.costs, -cmdp.costs], 7, noise="bernoulli", low=-1)),
-    "adversary": adversary,
-    "replay": recorded,
-}
-
-
-def parts(learner: str, process: str, runs: int = 3, first_run: int = 0, horizon: int = 300) -> tuple[tc.Learner, tc.Simulator]:
-    """A learner of the paper's constants, scaled where the name says so, and a simulator, both new."""
-    cmdp = tc.random_cmdp(RAGGED, actions=3, constraints=2, seed=3)
-    env = tc.Simulator(cmdp, *PROCESSES[process](cmdp), runs=runs, seed=5, first_run=first_run)
-    kind, options = LEARNERS[learner]
-    return kind.for_env(env, horizon=horizon, **options), env
 
 
 def played(engine: str, learner: str, process: str, episodes: int, **options: Any) -> tc.RunResult:
@@ -107,6 +48,23 @@ def test_both_engines_measure_the_same_of_every_learner(learner: str) -> None:
 @pytest.mark.parametrize("process", [name for name in PROCESSES if name != "bernoulli"])
 def test_both_engines_measure_the_same_of_every_process(process: str) -> None:
     check_same("wc-ops", process, 300)
+
+
+@pytest.mark.parametrize("process", [name for name in PROCESSES if name not in ("recorders", "replay")])
+def test_both_engines_record_the_same_values_of_every_process(process: str) -> None:
+    """In shape as well: what is the same for all runs stays one value."""
+    sequences = []
+    for engine in ("torch", "compiled"):
+        cmdp = tc.random_cmdp(RAGGED, actions=3, constraints=2, seed=3)
+        recorders = [tc.Recorder(who, episodes) for who, episodes in zip(PROCESSES[process](cmdp), (60, 90), strict=True)]
+        env = tc.Simulator(cmdp, *recorders, runs=3, seed=5)
+        tc.run(tc.OptPrimalDual.for_env(env, horizon=80), env, 80, log_every=25, progress=False, engine=engine)
+        assert [recorder.episode for recorder in recorders] == [80, 80]
+        sequences.append([recorder.sequence for recorder in recorders])
+    assert [len(sequence) for sequence in sequences[1]] == [60, 80]
+    for expected, found in zip(*sequences, strict=True):
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def perturbed(learner: str, process: str, episodes: int, seed: int) -> tc.RunResult:
@@ -137,7 +95,7 @@ def test_both_engines_measure_the_same_for_long_up_to_what_rounding_does(learner
         torch.testing.assert_close(curve, getattr(expected, name), rtol=1e-9, atol=1e-9 + 5 * bit, equal_nan=True)
 
 
-@pytest.mark.parametrize("process", ["bernoulli", "adversary"])
+@pytest.mark.parametrize("process", ["bernoulli", "adversary", "recorders"])
 @pytest.mark.parametrize(
     "learner", ["wc-ops", "wc-ops, prior, margin, drift", "uob-reps", "opt-primal-dual", "pdb-ps", "opt-cmdp", "greedy"]
 )

@@ -114,7 +114,7 @@ def test_memory_grows_with_points_and_not_with_episodes(cmdp: LayeredCMDP, rando
     def stored(points: list[int]) -> int:
         env = adversarial(cmdp, 2)
         tracker = measure(env, random_policy, points)
-        alive = [value for part in (tracker, tracker._comparators) for value in vars(part).values() if isinstance(value, Tensor)]
+        alive = [value for part in (tracker, tracker.comparators) for value in vars(part).values() if isinstance(value, Tensor)]
         tensors = [*alive, *tracker.state_dict().values(), *env.state_dict()["costs"].values()]
         return sum(tensor.numel() for tensor in tensors if isinstance(tensor, Tensor))
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parts import PROCESSES, parts
 from projection_instances import random_instances
 from simulated_cuda import PARTS, after_episodes
-from test_blocks import PROCESSES, parts
 
 import torchcmdp as tc
 from torchcmdp.kernels import cuda
@@ -22,6 +22,7 @@ from torchcmdp.kernels.engine import using
 from torchcmdp.kernels.geometry import geometry_of
 from torchcmdp.kernels.projection import Limits, project_batch
 from torchcmdp.kernels.pull import pull_batch
+from torchcmdp.kernels.work import room
 from torchcmdp.learners.compiled import obstacle
 from torchcmdp.run.session import Session
 from torchcmdp.status import Status
@@ -148,3 +149,20 @@ def test_solvers_that_want_torch_are_left_to_it_on_a_gpu(monkeypatch: pytest.Mon
         env = parts("wc-ops", "bernoulli")[1]
         found = obstacle(tc.WCOPS.for_env(env, horizon=10, solver=solver), gpu=True)
         assert (why in found) and bool(found) == bool(why)
+
+
+def test_what_an_earlier_call_left_in_the_work_space_counts_for_nothing(given: Given) -> None:
+    """A GPU's work space holds anything at first, and the CPU's what the instance before left, NaN among it."""
+    layout, inputs = given.layout, tuple(given.inputs.values())
+    geometry, found = geometry_of(layout), []
+    for rubbish in (0.0, np.nan):
+        for each in range(2):
+            reals, codes = room(geometry, 2)
+            reals[:], codes[:] = rubbish, 3 if rubbish else 0
+            if not each:
+                solved = project_batch(geometry, *inputs, states=layout.layers * layout.width, limits=Limits(200.0, 1e-11, 500))
+        pulled = tuple(np.zeros(array.shape) for array in inputs)
+        pull_batch(geometry, 2, (*inputs, solved.potentials, solved.multipliers, given.grad), pulled)
+        found.append((*solved, *pulled))
+    for clean, dirty in zip(*found, strict=True):
+        assert np.array_equal(clean, dirty, equal_nan=True)

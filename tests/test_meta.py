@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,9 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
+from torchcmdp.learners.compiled import Packed
+from torchcmdp.run.blocks import Blocks
+from torchcmdp.run.diagnostics import Diagnostics
 
 RUNS, EPISODES, CONSTRAINTS = 3, 3, 2
 Processes = Callable[[tc.LayeredCMDP], tuple[tc.Process, tc.Process]]
@@ -104,6 +107,31 @@ def test_the_variants_of_wc_ops_read_nothing_either(options: dict[str, Any]) -> 
     game = playing("wc-ops", "Bernoulli", torch.device("meta"), **ON_META["wc-ops"], **options)
     game.step()
     assert game.learner.policy.device.type == "meta"
+
+
+@pytest.mark.parametrize(("key", "kind"), [*((key, "OGDAdversary") for key in COMPILED), ("wc-ops", "Switching")])
+def test_what_kernels_on_a_gpu_are_given_is_on_the_device(key: str, kind: str) -> None:
+    """Every array of a launch is a tensor there: one of numpy would be copied to the device and back."""
+    meta = torch.device("meta")
+    game = playing(key, kind, meta, own=True)
+    assert game.env.is_packable
+    blocks = Blocks(game.learner, game.env, game.tracker, Diagnostics(RUNS, meta))
+    packed = Packed(game.learner)
+    scene = blocks._scene(packed, blocks.diagnostics.room_for(packed.tags, meta))
+    records = (game.env.pack(), scene, packed.settings, packed.hyperparameters, 0, packed.buffers)
+    found = list(leaves(blocks.gpu_arguments(packed, 1, records)))
+    assert sum(isinstance(value, Tensor) for value in found) > 60
+    for value in found:
+        assert isinstance(value, int | float) or (value.device == meta and value.is_contiguous())
+    assert scene.sums is game.tracker._sums
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """All that is no tuple in a record of records."""
+    for part in value if isinstance(value, tuple) else ():
+        yield from leaves(part)
+    if not isinstance(value, tuple):
+        yield value
 
 
 def test_the_meta_device_would_notice() -> None:

@@ -135,12 +135,13 @@ def test_titles_state_what_the_numbers_say():
     assert " ".join(second.get_title(loc="left").split()) == "Violation of WC-OPS: 63, the least"
     growth = growth_panels({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(-VALUES, EPISODES * VALUES)})
     assert growth[0].title == "Least exponent of regret: WC-OPS, $t^{0.50}$, for positive violation $t^{0.50}$"
-    assert growth[1].title == "Least exponent of violation: WC-OPS, $t^{0.50}$" and growth[1].note == ""
+    assert growth[1].title == "Least exponent of violation: WC-OPS, $t^{0.50}$"
     assert growth[1].remarks["OptCMDP"] == "$t^{1.50}$"
     drawn = draw(growth).axes[0]
     assert "OptCMDP: not above zero" in words(drawn.figure)
-    mixed = growth_panels({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(VALUES * np.array([[1.0], [1.0], [-0.5]]))})
-    assert mixed[0].note == "no exponent where a run is not above zero: OptCMDP"
+    mixed = growth_panels({"WC-OPS": result_of(VALUES), "OptCMDP": result_of(EPISODES * VALUES * np.array([[1.0], [1.0], [-0.5]]))})
+    assert mixed[0].remarks["OptCMDP"] == "$t^{1.50}$", "the slope of the mean, which is what is drawn"
+    assert growth_panels({"WC-OPS": result_of(-VALUES)})[0].title == "Regret: not above zero"
     assert drawn.get_title(loc="left").count("\n") < 2
     assert "Beaten by nobody in both: a, c" in balance(
         {"a": result_of(VALUES), "b": result_of(2 * VALUES, 2 * VALUES), "c": result_of(-VALUES, 3 * VALUES)}

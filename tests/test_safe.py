@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torchcmdp.optimistic import optimistic_optimum
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.streams import RunStreams
 from torchcmdp.testing import _random_policy
+from train.__main__ import main
 from train.study import safe
 
 SAFE = (tc.SOPS, tc.MAOPS, tc.DOPE)
@@ -73,6 +75,20 @@ def test_lambda_is_the_least_weight_that_makes_the_mixture_safe() -> None:
 def test_no_mixture_is_unsafe(key: str, kind: str) -> None:
     found = safe.count(safe.Options(instances=20, episodes=60), key, kind, 0.5, 1.0)
     assert found["unsafe"] == 0 and found["worst"] < 0 and found["weight"] > 0.5
+
+
+def test_the_count_of_unsafe_episodes_is_drawn_beside_the_regret(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["study", "safe", "--instances", "4", "--episodes", "30", "--scales", "1", "0.03", "--rewards", "stochastic"]
+    assert main([*command, "--logdir", str(tmp_path)]) == 0
+    assert all((tmp_path / "study-safe" / f"report.{kind}").exists() for kind in ("md", "png", "pdf"))
+    found = json.loads((tmp_path / "study-safe" / "stages" / "s-ops_stochastic_0.5_0.03.json").read_text())["result"]
+    curves = {name: torch.tensor(found["curves"][name]) for name in safe.CURVES}
+    assert found["curves"]["episodes"][-1] == 30 and curves["weight"].shape == (4, len(found["curves"]["episodes"]))
+    assert float(curves["regret"][:, -1].mean()) / 30 == pytest.approx(found["regret"], rel=1e-5)
+    assert all(float(curves[name][:, -1].mean()) == pytest.approx(found[name], rel=1e-5) for name in ("unsafe", "weight"))
+    panels = safe.figure({("S-OPS", 1.0): found["curves"], ("S-OPS", 0.03): found["curves"]}).axes
+    assert [axes.get_ylabel() for axes in panels] == list(safe.CURVES.values())
+    assert "unsafe" in panels[0].get_title(loc="left") and "S-OPS at 0.03" in {text.get_text() for text in panels[0].texts}
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])

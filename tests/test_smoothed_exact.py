@@ -198,6 +198,8 @@ def test_any_learner_and_cost_model_is_played_as_it_would_be_alone(name: str) ->
     assert np.allclose(found.gradient.numpy(), expected.mean(0), rtol=1e-5, atol=1e-10)
 
 
-def test_a_margin_needs_a_cost_model() -> None:
+def test_a_margin_is_that_of_the_learners_own_cost_model_and_needs_one() -> None:
+    made = Study(environment, 1, 5, learner=tc.SOPS, options=GUARD).make(environment(torch.zeros(2), 0), {"margin": 1.5})
+    assert type(made.costs) is MeanCosts and made.costs.margin.tolist() == [1.5, 1.5]
     with pytest.raises(tc.InvalidInput, match="margin is a setting of a cost model, and OptCMDP has none unless asked"):
         estimate_gradient(Study(environment, 1, 5, learner=tc.OptCMDP), {"margin": 1.0})

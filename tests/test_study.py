@@ -45,13 +45,15 @@ def test_wilson_and_domination_by_hand() -> None:
 
 
 def test_marks_have_the_colours_of_other_figures() -> None:
-    for title, name in (("practical WC-OPS, searched", "WC-OPS practical"), ("WC-OPS", "WC-OPS"), ("practical OptCMDP", "OptCMDP")):
-        assert _mark(title)["color"] == COLOURS[name]
+    for title, name in (("practical WC-OPS", "WC-OPS practical"), ("WC-OPS", "WC-OPS"), ("practical OptCMDP", "OptCMDP")):
+        called, colour, shape = _mark(title)
+        assert colour == COLOURS[name] and called.startswith(name) and (shape == "s") == ("practical" in called)
 
 
 @pytest.mark.slow
 def test_a_short_study_is_reported_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["study", "--configurations", "2", "--search-horizon", "5", "--horizons", "6", "--seeds", "1", "--instances", "2"]
+    command = ["study", "--configurations", "2", "--search-horizon", "5", "--horizons", "6"]
+    command += ["--seeds", "1", "--instances", "2", "--final-horizons", "8"]
     assert main([*command, "--logdir", str(tmp_path)]) == 0
     text = (tmp_path / "study" / "report.md").read_text()
     assert all(setting in text for setting in design.SETTINGS) and "without the drift test" in text and "Goals" in text
@@ -59,7 +61,27 @@ def test_a_short_study_is_reported_and_continued(tmp_path: Path, capsys: pytest.
     stages = {file: file.stat().st_mtime_ns for file in (tmp_path / "study" / "stages").iterdir()}
     assert main([*command, "--logdir", str(tmp_path)]) == 0  # all of it kept
     assert stages == {file: file.stat().st_mtime_ns for file in stages}
-    assert (tmp_path / "study" / "report.md").read_text() == text and capsys.readouterr().out.count("Goals") == 2
+    assert (tmp_path / "study" / "report.md").read_text() == text and capsys.readouterr().out.count("Goals") == 4
     assert main([*command, "--logdir", str(tmp_path), "--json"]) == 0  # each table once, however often the report was written
-    assert [table["title"] for table in json.loads(capsys.readouterr().out)["tables"]] == ["6 episodes", "ablations", "search"]
+    assert [table["title"] for table in json.loads(capsys.readouterr().out)["tables"]] == [
+        "6 episodes",
+        "8 episodes",
+        "ablations",
+        "search",
+    ]
+    finals = {file.name for file in stages if file.name.startswith("8-0")}
+    assert len(finals) == 16 and sum("practical" in name for name in finals) == 8, "practical learners and the two best rivals"
+    assert main([*command, "--logdir", str(tmp_path), "--final-seeds", "2"]) == 0  # one more for each, and nothing again
+    now = {file: file.stat().st_mtime_ns for file in (tmp_path / "study" / "stages").iterdir()}
+    assert {file.name for file in now.keys() - stages.keys()} == {name.replace("8-0", "8-1") for name in finals}
+    assert all(now[file] == when for file, when in stages.items())
+    first, second = (
+        json.loads((tmp_path / "study" / "stages" / name).read_text())["result"]
+        for name in sorted(
+            file.name
+            for file in now
+            if file.name.startswith("8-") and "OptCMDP_stochastic" in file.name and "practical" in file.name
+        )
+    )
+    assert first["regret"] != second["regret"], "other random numbers"
     assert main(["study", "--instances", "1"]) == 2

@@ -14,7 +14,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
-from test_tensorboard import read
+from hedge import read
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS

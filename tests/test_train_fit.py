@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import torchcmdp as tc
+from torchcmdp.learners.fitted import FEATURES, FILE, Follow, features
+from torchcmdp.learners.practical import RECIPE
 from torchcmdp.tuning import Smoothed
 from train.__main__ import main
 from train.tune import fit, fit_design
 from train.tune.fit_design import Cell
-from train.tune.follow import FEATURES, Follow, features
 
 CELLS = (Cell((1, 2, 1), 2, 1, 6), Cell((1, 2, 2, 1), 2, 1, 8, 0.1, 0.5))
 SEEN = torch.stack([cell.features for cell in CELLS])
@@ -115,7 +116,8 @@ def test_judging_is_practical_wcops_with_the_scales_on_the_same_random_numbers()
 
 def test_it_wins_only_beyond_both_intervals() -> None:
     def judged(fitted: float, spread: float) -> list[fit.Judged]:
-        noise = (spread * torch.randn(20, generator=torch.Generator().manual_seed(0))).tolist()
+        draw = torch.randn(20, generator=torch.Generator().manual_seed(0))
+        noise = (spread * (draw - draw.mean())).tolist()
         methods = {fit.TODAY: [0.0] * 20, fit.FIXED: [-0.5] * 20, fit.FITTED: [fitted + x for x in noise]}
         return [{name: {measure: values for measure in fit.MEASURES} for name, values in methods.items()}]
 
@@ -134,3 +136,32 @@ def test_held_out_cells_lie_outside_the_range_of_training_in_size_and_in_horizon
     seeds = [fit_design.TRAIN_SEEDS, fit_design.JUDGE_SEEDS, fit_design.INSIDE_SEEDS]
     cells = max(len(fit_design.TRAINING), len(fit_design.HELD_OUT_CELLS))
     assert all(b - a >= 100 * cells for a, b in zip(seeds, seeds[1:], strict=False)) and fit_design.TRAIN_COUNT <= 100
+
+
+def test_fitted_scales_are_those_of_the_data_file_for_the_problem() -> None:
+    """By hand from the file; what is given otherwise stays."""
+    kept, layout = json.loads(FILE.read_text()), tc.Layout((1, 5, 5, 1), 4)
+    away = (features(layout, 3, 200, 0.05, -0.5) - torch.tensor(kept["centre"])) / torch.tensor(kept["spread"])
+    moved = torch.tensor(kept["offset"]) + torch.tensor(kept["slopes"], dtype=torch.float64) @ away
+    scales = dict(zip(kept["names"], (torch.tensor(kept["start"]) + moved.clamp(-2.3, 2.3)).exp().tolist(), strict=True))
+    made = tc.WCOPS.practical(layout, 3, 200, 0.05, 2, cost_low=-0.5, scales="fitted")
+    plain = tc.WCOPS.practical(layout, 3, 200, 0.05, 2, cost_low=-0.5)
+    for name in ("eta", "gamma"):
+        times = RECIPE[f"{name}_scale"] / scales[f"{name}_scale"]
+        assert torch.allclose(getattr(made, name) * times, getattr(plain, name), rtol=1e-6), name
+    assert made.radius_scale.tolist() == pytest.approx([scales["radius_scale"]] * 2)
+    assert made.costs.margin.tolist() == pytest.approx([scales["margin"]] * 2) and made.costs.drift == plain.costs.drift
+    assert made.loss == plain.loss and torch.equal(made.share, plain.share)
+    assert tc.WCOPS.practical(layout, 3, horizon=200, scales="fitted", eta_scale=1.0).eta[0] < plain.eta[0]
+    assert FILE.stat().st_size < 8000 and set(kept["names"]) == set(fit_design.START)
+
+
+def test_an_unknown_value_for_scales_and_a_horizon_never_judged_are_refused() -> None:
+    layout = tc.Layout((1, 2, 1), 2)
+    with pytest.raises(tc.InvalidInput, match="scales is 'fited'; did you mean 'fitted'"):
+        tc.WCOPS.practical(layout, 1, 100, scales="fited")
+    for horizon in (29, 1001):
+        with pytest.raises(tc.InvalidInput, match=f"horizon is {horizon} with scales=.fitted., .* from 30 to 1,000 episodes"):
+            tc.WCOPS.practical(layout, 1, horizon, scales="fitted")
+    judged = [cell.horizon for cell in fit_design.HELD_OUT_CELLS]
+    assert [tc.WCOPS.practical(layout, 1, T, scales="fitted").horizon for T in (min(judged), max(judged))] == [30, 1000]

@@ -143,23 +143,33 @@ def test_compare_gives_every_method_the_same_budget_and_continues(tmp_path: Path
 def test_a_folder_of_other_constants_is_played_again_with_a_sentence(
     part, name, value, words, tmp_path, capsys, monkeypatch
 ) -> None:
+    """What is played is made up here: of interest is what the folder holds of the settings."""
+    calls: list[str] = []
+    monkeypatch.setattr(methods, "METHODS", {"random search": lambda given: calls.append("played") or [(0, given.start)]})
+    monkeypatch.setattr(compare, "METHODS", methods.METHODS)
+    monkeypatch.setattr(compare, "judge", lambda options, points: [[0.0]])
+    monkeypatch.setattr(variance, "measure", lambda *case: calls.append("played") or {"variance": 1.0})
+    monkeypatch.setattr(sensitivity, "sensitivity", lambda *rest: calls.append("played") or {})
+    for module, figure in ((variance, "variance_figure"), (variance, "report"), (sensitivity, "sensitivity_figure")):
+        monkeypatch.setattr(module, figure, lambda *rest: "")
+    monkeypatch.setattr("train.program.publish", lambda *rest: None)
     size = ["--widths", "1", "2", "1", "--actions", "2", "--constraints", "1", "--instances", "1", "--logdir", str(tmp_path)]
-    own = {
-        "compare": ["--horizon", "2", "--budget", "320", "--repetitions", "2", "--held-out", "2"],
-        "variance": ["--horizons", "10", "--through", "5", "--samples", "4"],
-        "sensitivity": ["--horizon", "4", "--pairs", "2"],
-    }[part]
-    arguments = ["tune", part, *size, *own]
-    assert main(arguments) == 0
-    stages = sorted((tmp_path / f"tune-{part}" / "stages").iterdir())
-    before = {file: file.read_text() for file in stages}
-    capsys.readouterr()
-    assert main(arguments) == 0 and "played again" not in capsys.readouterr().err
+    small = compare.Options(
+        horizon=2, budget=320, repetitions=2, instances=1, held_out=2, widths=(1, 2, 1), actions=2, constraints=1
+    )
+
+    def play() -> tuple[int, str]:
+        calls.clear()
+        if part == "compare":
+            compare.repetition(small, tmp_path, "random search", 0)
+        else:
+            assert main(["tune", part, *size, *(["--horizons", "10"] if part == "variance" else ["--horizon", "4"])]) == 0
+        return len(calls), capsys.readouterr().err
+
+    assert play()[0] > 0 and play()[0] == 0
     monkeypatch.setattr(f"train.tune.{name}", value)
-    assert main(arguments) == 0
-    said = capsys.readouterr().err
-    assert words in said and "; it is played again." in said
-    assert any(file.read_text() != text for file, text in before.items())
+    again, said = play()
+    assert again > 0 and words in said and "; it is played again." in said
 
 
 def test_every_method_stays_in_the_box_and_in_its_budget() -> None:
@@ -297,6 +307,7 @@ def test_a_stage_is_played_again_only_for_other_settings(tmp_path: Path) -> None
         (["horizons", "--instances", "1"], "needs at least 2"),
         (["variance", "--horizons", "15"], "--horizons has 15; PES needs a multiple of 10"),
         (["variance", "--samples", "3"], "needs at least 4"),
+        (["variance", "--through", "5"], "--through is 5; it must reach the shortest of --horizons, 10."),
         (["sensitivity", "--pairs", "1"], "needs at least 2"),
         (["compare", "--budget", "1000"], "a tenth of it must pay for one step of every method"),
     ],

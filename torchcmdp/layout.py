@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -59,6 +59,7 @@ class Layout:
         widths, actions: As above.
         lists: The successor lists, `(L x S x A x K)` int32, None where every state of the next layer is one.
         choices: Which actions a state has, `(L x S x A)` bool, None where every state has all.
+        pair_shape, transition_shape: (L, S, A) and (L, S, A, K).
 
     Args:
         widths, actions: As above.
@@ -71,6 +72,8 @@ class Layout:
     actions: int
     lists: Table | None
     choices: Table | None
+    pair_shape: tuple[int, int, int] = field(compare=False)
+    transition_shape: tuple[int, int, int, int] = field(compare=False)
 
     def __init__(
         self,
@@ -82,10 +85,12 @@ class Layout:
         widths, actions = _checked_sizes(widths, actions)
         object.__setattr__(self, "widths", widths)
         object.__setattr__(self, "actions", actions)
+        object.__setattr__(self, "pair_shape", (self.layers, self.width, actions))
         choices = None if action_mask is None else _checked_choices(widths, actions, action_mask)
         object.__setattr__(self, "choices", choices)
         lists = None if successors is None else _checked_lists(self, successors)
         object.__setattr__(self, "lists", lists)
+        object.__setattr__(self, "transition_shape", (*self.pair_shape, self.slots))
         what = f"the transitions of widths {brief(widths)} and {brief(actions)} actions"
         check_memory(what, len(widths) * actions * max(widths) * self.slots)
 
@@ -113,16 +118,6 @@ class Layout:
     def total_states(self) -> int:
         """|X|, all states of all layers, the terminal one included (the paper's |X|)."""
         return sum(self.widths)
-
-    @property
-    def pair_shape(self) -> tuple[int, int, int]:
-        """(L, S, A)."""
-        return (self.layers, self.width, self.actions)
-
-    @property
-    def transition_shape(self) -> tuple[int, int, int, int]:
-        """(L, S, A, K)."""
-        return (self.layers, self.width, self.actions, self.slots)
 
     @property
     def full(self) -> Layout:
@@ -241,8 +236,8 @@ class Layout:
         """Refuse a tensor whose trailing axes are not those of `kind`: "pair" or "transition"."""
         check_tensor(name, tensor)
         shape = self.pair_shape if kind == "pair" else self.transition_shape
-        axes = "L x S x A" if kind == "pair" else "L x S x A x S" if self.lists is None else "L x S x A x K"
-        if tuple(tensor.shape[-len(shape) :]) != shape:
+        if tensor.shape[-len(shape) :] != shape:
+            axes = "L x S x A" if kind == "pair" else "L x S x A x S" if self.lists is None else "L x S x A x K"
             raise InvalidInput(
                 f"{name} has shape {tuple(tensor.shape)}; its last axes must be ({axes}) = {shape} for widths {self.widths}."
             )

@@ -72,10 +72,12 @@ class Curves:
 
     Attributes:
         updates: How many episodes were summed up.
+        sums: All sums up to now, `(runs x (5 + 3 m))` in the order of `SUMS` and `SUMS_BY_CONSTRAINT`.
+        comparators: What the policies are compared with.
 
     Args:
         env: Whose runs, constraints and device these are.
-        comparators: What the policies are compared with.
+        comparators: As above.
     """
 
     reward = _summed("reward", "Sum of <r_t, q_t>, `(runs x points)`.")
@@ -85,13 +87,13 @@ class Curves:
     realised_cost = _summed("realised_cost", "Costs along the paths walked, of updates with a trajectory, `(runs x points x m)`.")
 
     def __init__(self, env: EnvironmentLike, comparators: Comparators) -> None:
-        self._comparators, self.updates = comparators, 0
+        self.comparators, self.updates = comparators, 0
         self._units = units_of(env)
         self._columns: dict[str, int | slice] = {name: j for j, name in enumerate(SUMS)}
         end = len(SUMS)
         for name in SUMS_BY_CONSTRAINT:
             self._columns[name], end = slice(end, end + env.constraints), end + env.constraints
-        self._sums = torch.zeros(env.runs, end, dtype=torch.float64, device=env.device)
+        self.sums = torch.zeros(env.runs, end, dtype=torch.float64, device=env.device)
         self._points: list[Tensor] = []
         self._episodes: list[int] = []
         self._counts: list[int] = []
@@ -99,7 +101,7 @@ class Curves:
 
     def _add(self, terms: Mapping[str, Tensor]) -> None:
         """Add an episode's terms: of every sum, by its name, `(runs,)` or `(runs x m)`."""
-        self._sums += torch.cat([terms[name][:, None] if name in SUMS else terms[name] for name in self._columns], dim=1)
+        self.sums += torch.cat([terms[name][:, None] if name in SUMS else terms[name] for name in self._columns], dim=1)
         self.updates += 1
 
     def record(self, t: int | None = None) -> None:
@@ -110,14 +112,14 @@ class Curves:
         t = self.updates if t is None else int(t)
         if self._episodes and t <= self._episodes[-1]:
             raise InvalidInput(f"A point at episode {t} cannot follow one at episode {self._episodes[-1]}; points must increase.")
-        self._points.append(self._sums.clone())
+        self._points.append(self.sums.clone())
         self._episodes.append(t)
         self._counts.append(self.updates)
-        self._comparators.record(self.updates)
+        self.comparators.record(self.updates)
 
     def total(self, name: str) -> Tensor:
         """One of the sums up to now, by the name of its curve: `(runs,)`, or `(runs x m)` for a sum by constraint."""
-        return self._sums[:, self._columns[name.removesuffix("_by_constraint")]].clone()
+        return self.sums[:, self._columns[name.removesuffix("_by_constraint")]].clone()
 
     def curves(self) -> dict[str, Tensor]:
         """All that `run` keeps, by the names below: rho and alpha, `(runs,)`, and the curves, in the user's units.
@@ -132,7 +134,7 @@ class Curves:
     @property
     def _played(self) -> Tensor:
         """Episodes up to each point, `(points,)`."""
-        return torch.tensor(self._counts[self._first :], dtype=torch.float64, device=self._sums.device)
+        return torch.tensor(self._counts[self._first :], dtype=torch.float64, device=self.sums.device)
 
     def newest(self) -> dict[str, Tensor]:
         """The same at the last point alone, `(runs [x m])` each; its cost does not grow with the number of points."""
@@ -143,22 +145,22 @@ class Curves:
     @property
     def episodes(self) -> Tensor:
         """At which episodes points were recorded, `(points,)` int64."""
-        return torch.tensor(self._episodes, dtype=torch.int64, device=self._sums.device)
+        return torch.tensor(self._episodes, dtype=torch.int64, device=self.sums.device)
 
     @property
     def comparator(self) -> Tensor:
         """q*, the state-action occupancy of the best safe policy, `(L x S x A)` or `(runs x L x S x A)`."""
-        return self._comparators.safe
+        return self.comparators.safe
 
     @property
     def feasible(self) -> Tensor:
         """Whether a safe policy exists, `(runs,)`."""
-        return self._comparators.feasible
+        return self.comparators.feasible
 
     @property
     def rho(self) -> Tensor:
         """How safe the safest policy is in its worst pair and episode, up to the last point, `(runs,)`."""
-        return self._comparators.rho
+        return self.comparators.rho
 
     @property
     def alpha(self) -> Tensor:
@@ -168,7 +170,7 @@ class Curves:
     @property
     def regret(self) -> Tensor:
         """R_t, `(runs x points)`; NaN where no policy is safe."""
-        return self.comparator_reward - self.reward if self._comparators.changing else self._sum("regret")
+        return self.comparator_reward - self.reward if self.comparators.changing else self._sum("regret")
 
     @property
     def anytime_regret(self) -> Tensor:
@@ -176,8 +178,8 @@ class Curves:
 
         The same as `regret` where no process changes, and at the last point.
         """
-        changing = self._comparators.changing
-        return self._comparators.anytime_reward(self._first) - self.reward if changing else self.regret
+        changing = self.comparators.changing
+        return self.comparators.anytime_reward(self._first) - self.reward if changing else self.regret
 
     @property
     def alpha_regret(self) -> Tensor:
@@ -187,13 +189,13 @@ class Curves:
     @property
     def comparator_reward(self) -> Tensor:
         """Sum of <r_t, q*>, `(runs x points)`."""
-        changing = self._comparators.changing
-        return self._reward_of(self._comparators.safe) if changing else self._sum("comparator_reward")
+        changing = self.comparators.changing
+        return self._reward_of(self.comparators.safe) if changing else self._sum("comparator_reward")
 
     @property
     def best_reward(self) -> Tensor:
         """Sum of <r_t, q> for the best policy of all episodes up to the last point, safe or not, `(runs x points)`."""
-        return self._reward_of(self._comparators.best)
+        return self._reward_of(self.comparators.best)
 
     @property
     def violation(self) -> Tensor:
@@ -233,9 +235,9 @@ class Curves:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything measured so far, and what it is compared with."""
         return {
-            **self._comparators.state_dict(),
-            "sums": self._sums.clone(),
-            "points": stacked(self._points, self._sums),
+            **self.comparators.state_dict(),
+            "sums": self.sums.clone(),
+            "points": stacked(self._points, self.sums),
             "episodes": torch.tensor(self._episodes, dtype=torch.int64),
             "counts": torch.tensor(self._counts, dtype=torch.int64),
             "updates": torch.tensor(self.updates),
@@ -243,30 +245,30 @@ class Curves:
 
     def state_axes(self) -> Axes:
         """Where the runs are in each entry."""
-        return {**self._comparators.state_axes(), "sums": 0, "points": 1, **dict.fromkeys(("episodes", "counts", "updates"))}
+        return {**self.comparators.state_axes(), "sums": 0, "points": 1, **dict.fromkeys(("episodes", "counts", "updates"))}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state_dict` returned."""
         counts = state["counts"].tolist() if "counts" in state else []
-        self._comparators.load_state_dict(state, len(counts))
+        self.comparators.load_state_dict(state, len(counts))
         for name, shape in {"counts": (len(counts),), "episodes": (len(counts),), "updates": ()}.items():
             check_entry(state, name, shape)
-        check_entry(state, "sums", tuple(self._sums.shape))
-        check_entry(state, "points", (len(counts), *self._sums.shape))
-        self._sums = state["sums"].to(self._sums).clone()
-        self._points = list(state["points"].to(self._sums).unbind(0))
+        check_entry(state, "sums", tuple(self.sums.shape))
+        check_entry(state, "points", (len(counts), *self.sums.shape))
+        self.sums = state["sums"].to(self.sums).clone()
+        self._points = list(state["points"].to(self.sums).unbind(0))
         self._episodes, self._counts, self.updates = state["episodes"].tolist(), counts, int(state["updates"])
 
     def _sum(self, name: str) -> Tensor:
         """`(runs x points)`, or `(runs x points x m)` for a sum by constraint."""
-        return stacked(self._points[self._first :], self._sums)[..., self._columns[name]].transpose(0, 1)
+        return stacked(self._points[self._first :], self.sums)[..., self._columns[name]].transpose(0, 1)
 
     def _reward_of(self, occupancy: Tensor) -> Tensor:
-        return self._comparators.reward_of(occupancy, self._counts, self._first)
+        return self.comparators.reward_of(occupancy, self._counts, self._first)
 
     def _per_episode(self, name: str) -> Tensor:
         """Differences of a sum between points, divided by the episodes in between; NaN where there were none."""
-        first, before, count = self._first, torch.zeros_like(self._sums), 0
+        first, before, count = self._first, torch.zeros_like(self.sums), 0
         if first:
             before, count = self._points[first - 1], self._counts[first - 1]
         sums = torch.stack([before, *self._points[first:]])[..., self._columns[name]].transpose(0, 1)
@@ -335,7 +337,7 @@ class Tracker(Curves):
             # what stands in the padding, such as the NaN of logits that are all -inf, is nobody's policy
             own = torch.where(env.layout.pair_mask(policy.device), policy.detach(), 0).to(env.dtype)
             occupancy = pair_occupancy_of(own, env.cmdp.transitions, env.layout)
-        rewards, comparator = env.reward_values, self._comparators.safe
+        rewards, comparator = env.reward_values, self.comparators.safe
         violation = expected_value(env.cost_values, occupancy.unsqueeze(-4)).expand(runs, -1)
         self._add(
             {
@@ -343,14 +345,14 @@ class Tracker(Curves):
                 "regret": episode_regret(rewards, comparator, occupancy).expand(runs),
                 "reward": expected_value(rewards, occupancy).expand(runs),
                 "comparator_reward": expected_value(rewards, comparator).expand(runs),
-                "realised_reward": self._sums.new_zeros(runs) if trajectory is None else trajectory.rewards.sum(1),
+                "realised_reward": self.sums.new_zeros(runs) if trajectory is None else trajectory.rewards.sum(1),
                 "unsafe": is_unsafe(violation),
                 "violation": violation,
                 "positive_violation": violation.clamp_min(0),
                 "realised_cost": torch.zeros_like(violation) if trajectory is None else trajectory.costs.sum(1),
             }
         )
-        self._comparators.update()
+        self.comparators.update()
 
     def _update_compiled(self, policy: Tensor, seen: list[Tensor]) -> None:
         """`update` in one compiled call; `seen` has the rewards and costs of the trajectory, if there is one."""
@@ -361,13 +363,13 @@ class Tracker(Curves):
 
         env, m = self.env, self.env.constraints
         layout, geometry = env.layout, geometry_of(env.layout)
-        rewards, costs = seen or (self._sums.new_zeros(env.runs, layout.layers), self._sums.new_zeros(env.runs, layout.layers, m))
+        rewards, costs = seen or (self.sums.new_zeros(env.runs, layout.layers), self.sums.new_zeros(env.runs, layout.layers, m))
         # as many rows as there are runs, or one for all
         tables = (policy.flatten(-3), env.reward_values.flatten(-3).unsqueeze(-2), env.cost_values.flatten(-3))
         rows = (table if table.dim() == axes else table.unsqueeze(0) for table, axes in zip(tables, (2, 3, 3), strict=True))
         arrays = [tensor.detach().contiguous().numpy() for tensor in (*rows, rewards, costs)]
-        true, best = compact(geometry, env.cmdp.transitions, 4), compact(geometry, self._comparators.safe, 3)
-        sums = self._sums.numpy()
+        true, best = compact(geometry, env.cmdp.transitions, 4), compact(geometry, self.comparators.safe, 3)
+        sums = self.sums.numpy()
 
         def piece(start: int, stop: int) -> None:
             stage = room((layout, m), lambda: empty_stage(geometry, m))
@@ -375,7 +377,7 @@ class Tracker(Curves):
 
         over_batch(piece, env.runs, len(geometry.successor))
         self.updates += 1
-        self._comparators.update()
+        self.comparators.update()
 
 
 def _flattenable(*tensors: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, TorchCMDPError, brief, check_kind, check_tensor
 from torchcmdp.layout import Layout
-from torchcmdp.occupancy import checked_policy, expected_value, occupancy_of, pair_occupancy_of, policy_of
+from torchcmdp.occupancy import checked_policy, closed_pairs, expected_value, occupancy_of, pair_occupancy_of, policy_of
 from torchcmdp.optimistic import OptimisticOptimum, largest_margin, optimistic_optimum
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.status import Status
@@ -56,12 +56,13 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
     layout = cmdp.layout
     if cmdp.device.type == "meta":
         return _on_meta(cmdp)
-    solution = _solved(rewards, cmdp, costs)
+    solution = optimistic_optimum(rewards, SafeSet(layout, cmdp.transitions, cmdp.transitions, costs))
+    _check_solved(solution)
     feasible = solution.status == Status.SOLVED
     policy = policy_of(solution.occupancy, layout)
     # rolled out again, which removes the solver's rounding from the flow
     occupancy = occupancy_of(policy, cmdp.transitions, layout)
-    value = (occupancy.sum(-1) * rewards).sum(dim=(-1, -2, -3))
+    value = expected_value(rewards, occupancy.sum(-1))
     nothing = layout.transition_mask(cmdp.device) & ~feasible[..., None, None, None, None]
     return Optimum(torch.where(feasible, value, torch.nan), torch.where(nothing, torch.nan, occupancy), feasible)
 
@@ -75,7 +76,7 @@ def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> O
     """
     rewards = _rewards(cmdp, rewards)
     layout = cmdp.layout
-    value, closed = rewards.new_zeros(*cmdp.batch_shape, layout.width), _closed(layout, cmdp.device)
+    value, closed = rewards.new_zeros(*cmdp.batch_shape, layout.width), closed_pairs(layout, cmdp.device)
     choices = []
     for k in reversed(range(layout.layers)):
         action_value = rewards[..., k, :, :] + _expected(cmdp, value, k)
@@ -174,7 +175,7 @@ def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor
         ) from None
     # without constraints every pair has infinite room
     room = 0 - costs.amax(-4) if costs.shape[-4] else costs.new_full((*costs.shape[:-4], *layout.pair_shape), torch.inf)
-    value, closed = room.new_full((*batch, layout.width), torch.inf), _closed(layout, cmdp.device)
+    value, closed = room.new_full((*batch, layout.width), torch.inf), closed_pairs(layout, cmdp.device)
     choices = []
     for k in reversed(range(layout.layers)):
         ahead = torch.where(cmdp.transitions[..., k, :, :, :] > 0, layout.ahead(value, k), torch.inf).amin(-1)
@@ -189,11 +190,6 @@ def _expected(cmdp: LayeredCMDP, value: Tensor, k: int) -> Tensor:
     if cmdp.layout.lists is None:
         return (transitions @ value[..., None, :, None]).squeeze(-1)
     return (transitions * cmdp.layout.ahead(value, k)).sum(-1)
-
-
-def _closed(layout: Layout, device: torch.device) -> Tensor:
-    """True at the actions that real states do not have, `(L x S x A)`."""
-    return layout.state_mask(device).unsqueeze(-1) & ~layout.pair_mask(device)
 
 
 def _deterministic(cmdp: LayeredCMDP, choices: Tensor) -> Tensor:
@@ -298,13 +294,6 @@ def _asked(policy: Callable[[Tensor], Any], cmdp: LayeredCMDP) -> Tensor:
     spread = rows.new_zeros(layout.pair_shape)
     spread[layout.state_mask(rows.device)] = rows[: -layout.widths[-1]]  # all but the terminal state, layer by layer
     return spread
-
-
-def _solved(rewards: Tensor, cmdp: LayeredCMDP, costs: Tensor) -> OptimisticOptimum:
-    """The linear program of the CMDP's own kernel."""
-    solution = optimistic_optimum(rewards, SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, costs))
-    _check_solved(solution)
-    return solution
 
 
 def _check_solved(solution: OptimisticOptimum) -> None:

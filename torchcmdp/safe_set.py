@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,12 +25,14 @@ class SafeSet:
         lower, upper: Transition intervals, `(... x L x S x A x K)`; zero in the padding. Where rounding has left no distribution
             between them, solvers see them moved until one fits.
         costs: (Optimistic) costs of the m safety constraints, `(... x m x L x S x A)`; zero in the padding.
+        batch: The batch shape that the three broadcast to.
     """
 
     layout: Layout
     lower: Tensor
     upper: Tensor
     costs: Tensor
+    batch: torch.Size = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_layout(self.layout)
@@ -45,7 +47,7 @@ class SafeSet:
         if not self.lower.device == self.upper.device == self.costs.device:
             devices = ", ".join(str(tensor.device) for tensor in (self.lower, self.upper, self.costs))
             raise InvalidInput(f"lower, upper and costs are on {devices}; all three must be on one device.")
-        self.batch_with("lower", self.lower.shape[:-4])
+        object.__setattr__(self, "batch", self._broadcast())
 
     @property
     def constraints(self) -> int:
@@ -54,9 +56,12 @@ class SafeSet:
 
     def batch_with(self, name: str, batch: torch.Size) -> torch.Size:
         """The batch shape that the set has together with a tensor of that name and batch shape."""
-        shapes = {name: batch, "lower": self.lower.shape[:-4], "upper": self.upper.shape[:-4], "costs": self.costs.shape[:-4]}
+        return batch if batch == self.batch else self._broadcast(**{name: batch})
+
+    def _broadcast(self, **others: torch.Size) -> torch.Size:
+        shapes = {**others, "lower": self.lower.shape[:-4], "upper": self.upper.shape[:-4], "costs": self.costs.shape[:-4]}
         try:
-            return batch if set(shapes.values()) == {batch} else torch.broadcast_shapes(*shapes.values())
+            return torch.broadcast_shapes(*shapes.values())
         except RuntimeError:
             listed = ", ".join(f"{key} {tuple(shape)}" for key, shape in shapes.items())
             raise InvalidInput(f"the batch shapes {listed} do not broadcast.") from None
@@ -73,7 +78,7 @@ class SafeSet:
 
 def flattened(tensor: Tensor, batch: torch.Size, own: int) -> Tensor:
     """One batch axis before its `own` last ones, and float64 whatever the caller works in, because the duals need it."""
-    if len(batch) != 1 or tensor.shape[:-own] != batch:
+    if len(batch) != 1 or tensor.dim() != own + 1 or tensor.shape[0] != batch[0]:
         tensor = tensor.expand(*batch, *tensor.shape[-own:]).reshape(batch.numel(), *tensor.shape[-own:])
     return tensor if tensor.dtype == torch.float64 else tensor.double()
 

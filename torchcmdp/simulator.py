@@ -16,7 +16,8 @@ from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import compact, room
 from torchcmdp.learners.compiled import check_failures
 from torchcmdp.occupancy import checked_policy, shaped_policy
-from torchcmdp.processes import Fixed, check_keys
+from torchcmdp.processes import Fixed
+from torchcmdp.processes.base import check_keys
 from torchcmdp.processes.compiled import episodes_left, is_packable, pack, unpack
 from torchcmdp.protocols import Axes, ProcessLike
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
@@ -163,8 +164,8 @@ class Simulator:
         """How many episodes the processes have values for."""
         return min(episodes_left(self.rewards), episodes_left(self.costs))
 
-    def pack(self) -> World:
-        """The simulator as kernels see it; `unpack` puts back what they did."""
+    def pack(self, episodes: int) -> World:
+        """The simulator as kernels see it that will play so many episodes; `unpack` puts back what they did."""
         from torchcmdp.kernels.block import World
         from torchcmdp.kernels.geometry import geometry_of
 
@@ -173,7 +174,7 @@ class Simulator:
             self._compact = compact(geometry, transitions, 4), compact(geometry, thresholds(transitions), 4)
         return World(
             self.seed, self.first_run, self.distinct_runs or 0, self.episode, *self._compact,
-            pack(self.rewards, self.runs, 3), pack(self.costs, self.runs, 4),
+            pack(self.rewards, self.runs, 3, episodes), pack(self.costs, self.runs, 4, episodes),
         )  # fmt: skip
 
     def unpack(self, world: World, episodes: int) -> None:
@@ -189,7 +190,7 @@ class Simulator:
         from torchcmdp.kernels.single import Walk, rollout_range
         from torchcmdp.kernels.threads import over_batch
 
-        world, geometry, layout, m = self.pack(), geometry_of(self.layout), self.layout, self.constraints
+        world, geometry, layout, m = self.pack(1), geometry_of(self.layout), self.layout, self.constraints
         steps = (self.runs, layout.layers)
         numbers = [torch.empty(steps, dtype=torch.int64) for _ in range(3)]
         feedback = [torch.empty(steps, dtype=torch.float64), torch.empty(*steps, m, dtype=torch.float64)]

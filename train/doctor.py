@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 import torchcmdp as tc
+from torchcmdp.kernels import cuda
 from torchcmdp.kernels.threads import available
 
 from .program import IN_A_CLONE, parse, spoken, table
@@ -25,7 +26,7 @@ OPTIONAL = {
     "moreau": 'solver="cvxpy" uses DIFFCP',
     "gymnasium": "no Gymnasium environments: pip install torchcmdp[gym]",
     "torchrl": "no TorchRL environments: pip install torchcmdp[torchrl]",
-    "numba-cuda": "no kernels on a GPU, which are PyTorch's alone",
+    "numba-cuda": "no kernels on a GPU: pip install torchcmdp[cuda]",
 }
 KERNELS = ("kernels", "optimistic")
 
@@ -67,6 +68,9 @@ def _devices() -> Iterator[list[str]]:
         yield [f"cuda:{j}", torch.cuda.get_device_name(j), f"{memory:.3g} GiB"]
     told = "used with --device cuda, by default the CPU is" if count else "PyTorch finds none; everything runs on the CPU"
     yield ["GPU", "yes" if count else "no", told]
+    why = cuda.obstacle(torch.device("cuda")) if count else "there is no GPU that PyTorch finds"
+    told = f"{why}; the CPU has its own" if not count else f"{why}; torch does it" if why else "they project, and play episodes"
+    yield ["kernels on a GPU", "not used" if why else "used", told]
 
 
 def _solvers() -> Iterator[list[str]]:

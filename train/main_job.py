@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
@@ -203,7 +201,11 @@ def make_cmdp(options: Options) -> tuple[tc.LayeredCMDP, Any]:
     if options.env == "random":
         size = (options.widths, options.actions, options.constraints)
         return tc.random_cmdp(*size, options.seed, dtype=dtype, device=device), None
-    imported = import_environment(options, dtype, device)
+    from torchcmdp.adapters import tabular  # only those who ask for Gymnasium need it
+
+    usual = IMPORTS[options.env]
+    size = (options.steps or usual.steps, getattr(tabular, usual.cost), options.budget or usual.budget)
+    imported = tabular.from_gymnasium(options.env, *size, dtype=dtype, device=device)
     return imported.cmdp, imported
 
 
@@ -225,16 +227,6 @@ def build(
     kind: Any = tc.WCOPS.practical if name == PRACTICAL else LEARNERS[name]
     size = (cmdp.layout, cmdp.constraints, options.episodes or ALONE, options.delta, runs)
     return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
-
-
-def import_environment(options: Options, dtype: torch.dtype, device: torch.device) -> Any:
-    """The Gymnasium environment as an `ImportedCMDP`."""
-    from torchcmdp.adapters import tabular  # only those who ask for Gymnasium need it
-
-    default = IMPORTS[options.env]
-    steps = default.steps if options.steps is None else options.steps
-    budget = default.budget if options.budget is None else options.budget
-    return tabular.from_gymnasium(options.env, steps, getattr(tabular, default.cost), budget, dtype=dtype, device=device)
 
 
 def given(options: Options, names: Sequence[str]) -> dict[str, Any]:

@@ -14,20 +14,8 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.protocols import measured
 
-from .program import (
-    LEAST_MARGIN,
-    Count,
-    Positive,
-    bar,
-    begin,
-    check_device,
-    choose,
-    guarded,
-    protection,
-    publish,
-    settings_of,
-    table,
-)  # fmt: skip
+from . import program
+from .program import LEAST_MARGIN, Count, Positive, bar, begin, check_device, guarded, protection, publish, settings_of, table
 
 QUICK = (32, 100)
 ROW_SUM_TOLERANCE = 1e-9
@@ -97,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     options, folder = begin(Options, arguments, "soak")
     device = check_device(options.device)
     for name in options.learners:
-        choose(name, tc.LEARNERS, "one of --learners")
+        program.choose(name, tc.LEARNERS, "one of --learners")
     if options.quick:
         options.runs, options.episodes = QUICK
     cmdps = tc.stack_cmdps([instance(options, j) for j in range(options.runs)]).to(device)
@@ -155,7 +143,7 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     if "Solver/residual" in sums:
         tally.residual = float(sums["Solver/residual"][0].max())
     for name in COUNTED:
-        setattr(tally, name, _count(sums, f"Solver/{name}"))
+        setattr(tally, name, int(sums[tag][1].sum()) if (tag := f"Solver/{name}") in sums else None)
     tally.seconds = time.perf_counter() - start
     return tally
 
@@ -195,7 +183,3 @@ def _finite(diagnostics: dict[str, Tensor], runs: int, device: torch.device) -> 
     for value in diagnostics.values():
         finite = finite & value.isfinite()
     return finite
-
-
-def _count(sums: dict[str, tuple[Tensor, Tensor]], tag: str) -> int | None:
-    return int(sums[tag][1].sum()) if tag in sums else None

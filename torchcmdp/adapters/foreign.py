@@ -17,7 +17,7 @@ from torchcmdp.errors import InvalidInput, brief, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.metrics import Curves, is_unsafe
 from torchcmdp.planning import BUDGET_TOLERANCE
-from torchcmdp.processes import check_keys
+from torchcmdp.processes.base import check_keys
 from torchcmdp.protocols import EnvironmentLike
 from torchcmdp.sampling import thresholds
 from torchcmdp.streams import ACTION, REWARD, RunStreams

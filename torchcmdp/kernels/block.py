@@ -136,7 +136,11 @@ def measure(geometry, run, transitions, comparator, sums, stage):
 
 @kernel
 def move_on(geometry, world, run, t, final, stage):
-    """Move the processes on from the t-th episode; an adversary's values of the final one are kept."""
+    """Move the processes on from the t-th episode, of which a recorder keeps the values; so does an adversary of the final one."""
+    if t < world.rewards.kept.shape[0]:
+        move_each(geometry.pair_at, world.rewards.kept[t], run, stage.reward_values, STORE)
+    if t < world.costs.kept.shape[0]:
+        move_each(geometry.pair_at, world.costs.kept[t], run, stage.cost_values, STORE)
     if final and world.rewards.kind == OGD:
         move_each(geometry.pair_at, world.rewards.played, run, stage.reward_values, STORE)
     if final and world.costs.kind == OGD:

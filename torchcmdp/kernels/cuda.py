@@ -6,6 +6,7 @@ own slice of rooms whose last axis is over instances, so that the threads of a w
 
 from __future__ import annotations
 
+import dis
 import importlib.util
 import sys
 import types
@@ -65,7 +66,7 @@ APART = {
         occupancy: ("policy_of_log", "policy_of_logits"),
         rollout: ("rollout",),
         block: ("measure", "move_on"),
-        **dict.fromkeys((wcops, opt_cmdp, opt_primal_dual, pdbps), ("load", "update", "store")),
+        **dict.fromkeys((wcops, opt_cmdp, opt_primal_dual, pdbps), ("carry", "update")),
     }.items()
     for name in names
 }
@@ -131,8 +132,9 @@ def on_device(function: types.FunctionType) -> Any:
     """A device function with this function's code, in which kernels mean their device functions."""
     from numba import cuda
 
-    names = function.__code__.co_names
-    known = {name: _translated(value, names) for name, value in function.__globals__.items() if name in names}
+    names = function.__code__.co_names  # attributes among them, which may be called like a kernel
+    used = {step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"}
+    known = {name: _translated(value, names) for name, value in function.__globals__.items() if name in used}
     device_function = cuda.jit(device=True)(types.FunctionType(function.__code__, known, function.__name__))
     if function in APART and not simulated():
         device_function.compile_device = _apart(device_function.compile_device)

@@ -29,6 +29,7 @@ class Process(NamedTuple):
         high: Of an adversary, the upper ends, `((1 or runs) x m x L S A)`.
         values: Of an adversary, those of the episode to come, `(runs x m x L S A)`, written to.
         played: Of an adversary, those of the episode played last, `(runs x m x L S A)`, written to.
+        kept: Where the values of the first episodes are kept, `(episodes x runs x m x L S A)`, written to; none of most.
     """
 
     kind: int
@@ -43,6 +44,7 @@ class Process(NamedTuple):
     high: np.ndarray
     values: np.ndarray
     played: np.ndarray
+    kept: np.ndarray
 
 
 @formula

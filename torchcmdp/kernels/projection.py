@@ -301,8 +301,10 @@ def project_batch(
         states: L * S, the size of the padded potentials.
     """
     batch, m = costs.shape[:2]
+    log_occupancy = np.empty(target.shape)
+    log_occupancy.fill(-np.inf)  # `np.full` takes twice as long
     outputs = Batch(
-        np.zeros(target.shape), np.full(target.shape, -np.inf), np.zeros((batch, states)), np.zeros((batch, m)),
+        np.zeros(target.shape), log_occupancy, np.zeros((batch, states)), np.zeros((batch, m)),
         np.zeros(batch, np.int8), np.zeros(batch), np.zeros(batch), np.zeros(batch, np.int64),
     )  # fmt: skip
 

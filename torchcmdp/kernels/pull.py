@@ -214,6 +214,7 @@ def pull_range(
             work.lam[i] = multipliers[b, i]
         for j in range(geometry.state_at.shape[0]):
             work.v[j] = potentials[b, geometry.state_at[j]]
+        work.v[geometry.state_at.shape[0]] = 0.0  # of the terminal state: whatever an earlier call left there, NaN too, would count
         for e in range(entry_at.shape[0]):
             own[e] = grad[b, entry_at[e]]
         weigh(geometry, instance.target, instance.upper, work.weight, work.base, response)

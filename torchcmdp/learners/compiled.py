@@ -235,7 +235,7 @@ def _settings(learner: Any, face: Face) -> Any:
     """The settings of a learner, made again only for another one, or when something that they follow from was replaced."""
     costs = getattr(learner, "costs", None)
     made_of = (
-        learner.layout, learner.constraints, learner.horizon, learner.delta, getattr(learner, "solver", None),
+        learner.device, learner.layout, learner.constraints, learner.horizon, learner.delta, getattr(learner, "solver", None),
         *(getattr(learner, name, None) is None for name in ("multiplier_cap", "share")),
         *(getattr(learner, name) for name in learner.choices),
         costs, getattr(costs, "margin", None) is None, getattr(costs, "drift", None),
@@ -255,7 +255,7 @@ def _wcops_settings(learner: Any) -> Any:
     from torchcmdp.kernels.wcops import Settings
     from torchcmdp.learners.wcops import OCCUPANCY_FLOOR
 
-    layout, m, made_for = learner.layout, learner.constraints, {"horizon": learner.horizon, "delta": learner.delta}
+    layout, m, made_for = learner.layout, learner.constraints, learner.made_for
     factor, logarithm = luck_terms(layout, m, **made_for)
     solver, costs, drift = learner.solver, learner.costs, learner.costs.drift or Drift()
     unit = drift.unit(layout)
@@ -285,7 +285,7 @@ def _wcops_settings(learner: Any) -> Any:
 
 def _empirical_settings(learner: Any) -> dict[str, Any]:
     """What the learners that keep averages have in common."""
-    layout, made_for = learner.layout, {"horizon": learner.horizon, "delta": learner.delta}
+    layout, made_for = learner.layout, learner.made_for
     logarithm = feedback_log_term(learner.radii, layout, learner.constraints, **made_for)
     return {
         "kind": CONFIDENCE_KINDS.index(learner.kernel_kind),
@@ -318,6 +318,6 @@ def _pdbps_settings(learner: Any) -> Any:
 
     return Settings(
         kind=CONFIDENCE_KINDS.index(learner.confidence),
-        iota=transition_log_term(learner.layout, learner.horizon, learner.delta),
+        iota=transition_log_term(learner.layout, **learner.made_for),
         largest_multiplier=float(learner.horizon**0.25),
     )

@@ -5,14 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from torchcmdp.costs import CostModel, Drift, PriorCosts
+from torchcmdp.errors import choice
+from torchcmdp.learners.fitted import fitted_scales
 
 # Multiples of the paper's constants, and how losses are estimated; `python -m train study` judges them on instances never seen.
 RECIPE: dict[str, Any] = {"eta_scale": 20.0, "gamma_scale": 20.0, "radius_scale": 0.01, "loss": "doubly-robust", "share": 1e-4}
 
 
-def practical_costs() -> CostModel:
+def practical_costs(margin: float = 1.0) -> CostModel:
     """What the practical learners believe of the costs: an optimistic prior, one standard error to spare, and a test for drift."""
-    return PriorCosts(margin=1.0, drift=Drift())
+    return PriorCosts(margin=margin, drift=Drift())
+
+
+def recipe_of(scales: str | None, *args: Any, **options: Any) -> dict[str, Any]:
+    """The recipe with its own constants, or with those that follow the problem: what a learner of these arguments begins from."""
+    if scales is None:
+        return {**RECIPE, "costs": practical_costs()}
+    choice("scales", scales, ("fitted",))
+    found = fitted_scales(*args, **options)
+    return {**RECIPE, "costs": practical_costs(found.pop("margin")), **found}
 
 
 def overridden(recipe: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torchcmdp.layout import Layout
 from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.evidence import Evidence
-from torchcmdp.learners.practical import RECIPE, overridden, practical_costs
+from torchcmdp.learners.practical import overridden, recipe_of
 from torchcmdp.occupancy import uniform_occupancy, uniform_policy
 from torchcmdp.projection import LOG_FLOOR, ProjectionResult, ProjectionSolver, project, projection_solver
 from torchcmdp.safe_set import SafeSet
@@ -104,7 +104,7 @@ class WCOPS(Learner):
         self._register_state()
 
     @classmethod
-    def practical(cls, *args: Any, **overrides: Any) -> Self:
+    def practical(cls, *args: Any, scales: str | None = None, **overrides: Any) -> Self:
         """WC-OPS for horizons that people can run: the recipe that `python -m train study` judges, in `learners/practical.py`.
 
         What each change loses of the paper's guarantees: steps 20 times as long leave the regret bound, whose proof needs eta and
@@ -116,9 +116,11 @@ class WCOPS(Learner):
 
         Args:
             args: As in the constructor.
+            scales: "fitted" for eta, gamma, radii and margin that follow the problem, for 30 to 1,000 episodes: `python -m train
+                tune fit` judges them. They are safer in short runs, at more regret, and no better at 1,000 episodes, or worse.
             overrides: Any of its options, or of `eta_scale` and `gamma_scale`.
         """
-        return cls.scaled(*args, **overridden({**RECIPE, "costs": practical_costs()}, overrides))
+        return cls.scaled(*args, **overridden(recipe_of(scales, *args, **overrides), overrides))
 
     def _register_state(self) -> None:
         """The state before the first episode: the uniform occupancy, no visits, no costs seen."""

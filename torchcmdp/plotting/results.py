@@ -98,20 +98,17 @@ def growth_panels(results: Mapping[str, Any]) -> list[Panel]:
             "remarks": {label: _power(b) for label, b in known.items()},
             "sqrt_guide": True,
             "logarithmic": True,
+            "note": "exponents: of the last half of what is drawn" if known else "",
         }
-        # the axes say themselves of whom there is nothing above zero
-        shown = [label for label, result in results.items() if (array(getattr(result, name)).mean(0) > 0).any()]
-        if known and (rest := [label for label in shown if label not in known]):
-            look["note"] = f"no exponent where a run is not above zero: {', '.join(rest)}"
         found.append(Panel(_curves(results, name), ylabel, _growth(results, name), **look))
     return found
 
 
 def _exponents(results: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Of the last half of each curve, where it has one: where it is above zero in every run."""
+    """Of the last half of each curve as it is drawn, the mean over runs, where that is above zero."""
     found = {}
     for label, result in results.items():
-        curve = torch.atleast_2d(torch.from_numpy(array(getattr(result, name))))
+        curve = torch.atleast_2d(torch.from_numpy(array(getattr(result, name)))).mean(0, keepdim=True)
         found[label] = float(growth_exponent(torch.from_numpy(array(result.episodes)), curve)[0])
     return {label: b for label, b in found.items() if math.isfinite(b)}
 
@@ -120,7 +117,7 @@ def _growth(results: Mapping[str, Any], name: str) -> str:
     """How fast the slowest grows, over the last half of its points; of the regret together with what it was bought with."""
     known, what = _exponents(results, name), _words(name)
     if not known:
-        return f"{what}: in no case above zero in every run"
+        return f"{what}: not above zero"
     slowest = min(known, key=lambda label: known[label])
     title = f"{f'Least exponent of {what.lower()}' if len(results) > 1 else what}: {slowest}, {_power(known[slowest])}"
     bought = _exponents(results, "positive_violation").get(slowest)
@@ -191,7 +188,8 @@ def _draw_shares(axes: Axes, results: Mapping[str, Any]) -> None:
         mean, half = shares[label]
         axes.barh(j, mean, height=0.5, color=colour, alpha=0.35, zorder=2)
         cross(axes, mean, j, half, 0.0, colour)
-        axes.annotate(f"{mean:.1f}%", (mean, j), (0, 13), textcoords="offset points", ha="center", fontsize=8, color=darker(colour))
+        where: dict[str, Any] = {"textcoords": "offset points", "ha": "center" if mean > 5 else "left"}  # not over the axis
+        axes.annotate(f"{mean:.1f}%", (mean, j), (0, 13), fontsize=8, color=darker(colour), **where)
     axes.set_yticks(range(len(shares)), list(shares))
     axes.set_ylim(len(shares) - 0.4, -0.7)
     axes.set_xlim(-3, 106)  # with room for what stands at either end

@@ -146,10 +146,12 @@ def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
     wanted = [float(np.clip(to_axes.transform((x, y))[1], 0, 1)) for x, y, _, _ in ends]
     places = _apart(wanted, [line * (1 + text.count("\n")) for text in lines])
     for (x, y, _, colour), text, place in zip(ends, lines, places, strict=True):
-        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1, "alpha": 0.6}
+        # from the left edge of the name: to cut a line off at a name's frame takes as long as all the rest of a figure
+        begin: dict[str, Any] = {"relpos": (0, 0.5), "patchA": None, "shrinkA": 2}
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkB": 1, "alpha": 0.6, **begin}
         axes.annotate(
             text, (x, y), (1.03, place), xycoords="data", textcoords="axes fraction", va="center", ha="left",
-            fontsize=SMALL, color=darker(colour), arrowprops=arrow, annotation_clip=False,
+            fontsize=SMALL, color=darker(colour), arrowprops=arrow, annotation_clip=False, path_effects=_halo(),
         )  # fmt: skip
 
 
@@ -165,17 +167,41 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> 
     moved = [(to_axes.transform((x, y)), name, colour) for x, y, name, colour in points]
     placed = sorted((float(place[0]), float(place[1]), name, colour) for place, name, colour in moved)
     line = 1.3 * (SMALL + 1) / (72 * _inches(axes)[1])
+    letter = 0.5 * (SMALL + 1) / (72 * _inches(axes)[0])
+    everywhere = [(x, y) for x, y, _, _ in placed]
     while placed:
         reach = 1 + next((j for j, (a, b) in enumerate(zip(placed, placed[1:], strict=False)) if b[0] - a[0] > 0.3), len(placed))
         near, placed = placed[:reach], placed[reach:]  # whose names could overlap, one with the next
         for (x, y, name, colour), place in zip(near, _apart([y + line for _, y, _, _ in near], [line] * len(near)), strict=True):
-            late = x > 0.7
-            look: dict[str, Any] = {"fontsize": SMALL + 1, "color": darker(colour), "ha": "right" if late else "left", "zorder": 6}
+            side = -1 if x > 0.7 else 1
+            look: dict[str, Any] = {
+                "fontsize": SMALL + 1,
+                "color": darker(colour),
+                "ha": "left" if side > 0 else "right",
+                "zorder": 6,
+            }
             arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4, "alpha": 0.8}
-            # beyond the points beside it, which its name would cover
-            beside = [a for a, b, _, _ in near if abs(a - x) < 0.15 and abs(b - y) < 5 * line and (a > 0.7) == late]
-            put = (min(beside) - 0.03 if late else max(beside) + 0.03, place)
-            axes.annotate(name, (x, y), put, "axes fraction", "axes fraction", arrow, va="center", **look)
+            start = _free(x, place, side, everywhere, letter * len(name), line)
+            axes.annotate(
+                name, (x, y), (start, place), "axes fraction", "axes fraction", arrow, va="center", path_effects=_halo(), **look
+            )
+
+
+def _free(x: float, y: float, side: int, points: Sequence[tuple[float, float]], width: float, line: float) -> float:
+    """Where a name so wide can begin, beyond x to its side, without covering a point."""
+    level = [side * a for a, b in points if abs(b - y) < 1.2 * line]
+    start = side * x + 0.03
+    for other in sorted(level):  # from near to far
+        if start - 0.02 <= other <= start + width:
+            start = other + 0.03
+    return side * start
+
+
+def _halo() -> list[Any]:
+    """Paper around letters, so that what lies below them does not cross them."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=2.0, foreground="white")]
 
 
 def _apart(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
@@ -227,6 +253,6 @@ def save(path: str | PathLike[str], figure: Figure) -> None:
             for file in files:
                 # the same figure is the same file, whenever it was made
                 figure.savefig(file, metadata={"CreationDate": None} if file.suffix == VECTOR else None)
-                figure.set_layout_engine("none")  # what was laid out once stays, which takes half of the time
+                figure.set_layout_engine(None)  # what was laid out once stays: to draw it once more for that takes half of the time
     except (OSError, ValueError) as error:
         raise InvalidInput(f"the figure cannot be written to {path}: {error}.") from error

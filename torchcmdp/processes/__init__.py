@@ -1,20 +1,8 @@
 """Where rewards and costs come from: a process has a mean for every pair and episode, and turns visits into feedback."""
 
 from torchcmdp.processes.adversary import OGDAdversary, safe_caps
-from torchcmdp.processes.base import Process, check_keys, stateless
+from torchcmdp.processes.base import Process
 from torchcmdp.processes.sequences import Cyclic, Recorder, Replay, Switching
 from torchcmdp.processes.stationary import Bernoulli, Fixed
 
-__all__ = [
-    "Bernoulli",
-    "Cyclic",
-    "Fixed",
-    "OGDAdversary",
-    "Process",
-    "Recorder",
-    "Replay",
-    "Switching",
-    "check_keys",
-    "safe_caps",
-    "stateless",
-]
+__all__ = ["Bernoulli", "Cyclic", "Fixed", "OGDAdversary", "Process", "Recorder", "Replay", "Switching", "safe_caps"]

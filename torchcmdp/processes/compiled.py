@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcmdp.kernels.memory import array, tensor_of, zeros
 from torchcmdp.processes.adversary import OGDAdversary
 from torchcmdp.processes.base import Process
-from torchcmdp.processes.sequences import Cyclic, Replay, Switching
+from torchcmdp.processes.sequences import Cyclic, Recorder, Replay, Switching
 from torchcmdp.processes.stationary import Bernoulli, Fixed
 
 if TYPE_CHECKING:
@@ -30,29 +30,37 @@ _KINDS: dict[type[Process], str] = {
 _tables: WeakKeyDictionary[Process, tuple[Any, Any]] = WeakKeyDictionary()
 
 
+def _recorded(process: Any) -> Any:
+    """What a recorder records, and any other process itself."""
+    return process.process if type(process) is Recorder else process
+
+
 def is_packable(process: Any, device: torch.device) -> bool:
-    """Whether the process is one of ours, no subclass, and on this device in float64."""
-    if type(process) not in _KINDS:
+    """Whether the process is one of ours, no subclass, or a recorder of one, and on this device in float64."""
+    if type(_recorded(process)) not in _KINDS:
         return False
     return process.values.device == device and process.values.dtype == torch.float64  # type: ignore[no-any-return]
 
 
-def pack(process: Any, runs: int, axes: int) -> Packed:
+def pack(process: Any, runs: int, axes: int, episodes: int) -> Packed:
     """The process as kernels see it; what an adversary has come to is copied, and `unpack` puts it back.
 
     Args:
         axes: 3 for rewards and 4 for costs.
+        episodes: How many will be played.
     """
     from torchcmdp.kernels import processes as kernels
 
+    keep = _to_keep(process, episodes)
+    process = _recorded(process)
     adversary = type(process) is OGDAdversary
     noisy = type(process) is Bernoulli or getattr(process, "noise", None) is not None
     blocks, high = _table(process, axes)
     device = process.values.device
-    values, played = zeros(device, 1, 1, 1), zeros(device, 1, 1, 1)
+    values, played, kept = zeros(device, 1, 1, 1), zeros(device, 1, 1, 1), zeros(device, 0, 1, 1, 1)
     if adversary:
         own = process.values.expand(runs, *process.values.shape[-axes:]).reshape(runs, *blocks.shape[2:]).clone()
-        values, played = array(own), array(torch.zeros_like(own))
+        values, played, kept = array(own), array(torch.zeros_like(own)), array(own.expand(keep, *own.shape).clone())
     return kernels.Process(
         kind=getattr(kernels, _KINDS[type(process)]),
         episode=int(getattr(process, "episode", 0)),
@@ -66,11 +74,21 @@ def pack(process: Any, runs: int, axes: int) -> Packed:
         high=high,
         values=values,
         played=played,
+        kept=kept,
     )
+
+
+def _to_keep(process: Any, episodes: int) -> int:
+    """Of how many of so many episodes the values are kept."""
+    return min(episodes, process.episodes - len(process._kept)) if type(process) is Recorder else 0
 
 
 def unpack(process: Any, packed: Packed, episodes: int, axes: int) -> Tensor:
     """Move the process on by the episodes that were played with it packed; returns the values of the last of them."""
+    if type(process) is Recorder:
+        process._kept += _played(process.process, packed, _to_keep(process, episodes), axes)
+        process.episode += episodes
+        return unpack(process.process, packed, episodes, axes)
     if type(process) is OGDAdversary:
         shape = (len(packed.values), *process.values.shape[-axes:])
         process.episode += episodes
@@ -85,8 +103,23 @@ def unpack(process: Any, packed: Packed, episodes: int, axes: int) -> Tensor:
     return values
 
 
+def _played(process: Any, packed: Packed, episodes: int, axes: int) -> list[Tensor]:
+    """The values of so many episodes from where the process stood when it was packed, as each had them."""
+    if process.stationary:
+        return [process.values] * episodes
+    if type(process) is OGDAdversary:
+        first = process.values  # one for all runs before the first episode
+        return [first, *tensor_of(packed.kept).view(-1, len(packed.values), *first.shape[-axes:])[1:]][:episodes]
+    begun, values = process.episode, []
+    for process.episode in range(begun, begun + episodes):
+        values.append(process.values)
+    process.episode = begun
+    return values
+
+
 def episodes_left(process: Any) -> float:
     """How many episodes the process has values for."""
+    process = _recorded(process)
     return len(process._sequence) - process.episode if type(process) is Replay else float("inf")
 
 

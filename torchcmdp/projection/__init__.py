@@ -68,17 +68,18 @@ def project(
         log_reference = torch.where(positive, torch.where(positive, reference, 1.0).log(), LOG_FLOOR)
     else:
         layout.check_shape("log_reference", log_reference, kind="transition")
-    step = _step(eta, loss, safe_set)
-    log_target = torch.clamp_min(log_reference, LOG_FLOOR) - (step * loss).unsqueeze(-1)
+    if loss.device != safe_set.costs.device:
+        raise InvalidInput(f"loss is on {loss.device}, but the safe set on {safe_set.costs.device}; both must be on one device.")
+    floored = torch.clamp_min(log_reference, LOG_FLOOR)
+    if isinstance(eta, Tensor):
+        log_target = floored - (_step(eta, loss, safe_set) * loss).unsqueeze(-1)
+    else:
+        log_target = torch.sub(floored, loss.unsqueeze(-1), alpha=number("eta", eta))
     return solver.solve(log_target, safe_set)
 
 
-def _step(eta: float | Tensor, loss: Tensor, safe_set: SafeSet) -> float | Tensor:
+def _step(eta: Tensor, loss: Tensor, safe_set: SafeSet) -> Tensor:
     """eta, ready to be multiplied with the loss."""
-    if loss.device != safe_set.costs.device:
-        raise InvalidInput(f"loss is on {loss.device}, but the safe set on {safe_set.costs.device}; both must be on one device.")
-    if not isinstance(eta, Tensor):
-        return number("eta", eta)
     check_tensor("eta", eta)
     if eta.device != loss.device and eta.dim():
         raise InvalidInput(f"eta is on {eta.device}, but the loss on {loss.device}; both must be on one device.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,19 +32,24 @@ class Settings(NamedTuple):
 
 def solve(inputs: Sequence[Tensor], layout: Layout, settings: Settings) -> Any:
     """The fields of a flat `ProjectionResult`."""
+    if settings.backend == "compiled":
+        return _solve_compiled(inputs, layout, settings)
     target, lower, upper, costs = (tensor.detach() for tensor in inputs)
     if target.is_meta and settings.fixed_iterations is None:
         return shapes(target, costs)
-    if settings.backend == "compiled":
-        outputs = _solve_compiled(target, lower, upper, costs, layout, settings)
-    elif settings.backend == "cuda":
+    if settings.backend == "cuda":
         outputs = _solve_cuda(target, lower, upper, costs, layout, settings)
     else:
         with one_thread(target.device):
             outputs = torch_solver.solve(target, lower, upper, costs, layout, *settings[1:])
     if settings.fixed_iterations is None and (outputs[4] == INVALID).any():
-        refuse([target_fault(target, layout), *faults(layout, lower, upper, costs)], certain=True)
+        _refuse(layout, target, lower, upper, costs)
     return outputs
+
+
+def _refuse(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> None:
+    """Say which instance of a flat batch is invalid, and why."""
+    refuse([target_fault(target, layout), *faults(layout, lower, upper, costs)], certain=True)
 
 
 def shapes(target: Tensor, costs: Tensor) -> Any:
@@ -86,23 +92,32 @@ def _arrays(*tensors: Tensor) -> list[np.ndarray]:
     return [(tensor if tensor.is_contiguous() else tensor.contiguous()).numpy(force=True) for tensor in tensors]
 
 
-def _flat_arrays(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> list[np.ndarray]:
+def _flat_arrays(*inputs: Tensor) -> tuple[np.ndarray, ...]:
     """`(B x entries)` three times and `(B x m x pairs)`, as the kernels take them."""
-    batch, m = costs.shape[:2]
-    pairs = math.prod(costs.shape[2:])
-    *ends, values = _arrays(target, lower, upper, costs)
-    return [array.reshape(batch, pairs * target.shape[-1]) for array in ends] + [values.reshape(batch, m, pairs)]
+    target, lower, upper, costs = _arrays(*inputs)
+    batch, m, *pair = costs.shape
+    pairs = math.prod(pair)
+    entries = pairs * target.shape[-1]
+    ends = target.reshape(batch, entries), lower.reshape(batch, entries), upper.reshape(batch, entries)
+    return *ends, costs.reshape(batch, m, pairs)
 
 
-def _solve_compiled(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, settings: Settings) -> Any:
+@lru_cache(maxsize=256)
+def _projector(layout: Layout, settings: Settings) -> Callable[..., Any]:
+    """`project_batch` of flat arrays. What it looks up would take as long as a small batch, so that is kept."""
     from torchcmdp.kernels.geometry import geometry_of
     from torchcmdp.kernels.projection import Limits, project_batch  # here and below, because numba takes half a second to import
 
-    limits = Limits(*settings[1:4])
-    flat = _flat_arrays(target, lower, upper, costs)
-    outputs = project_batch(geometry_of(layout), *flat, states=layout.layers * layout.width, limits=limits)
-    q, log_q, v, *rest = outputs
-    shaped = q.reshape(target.shape), log_q.reshape(target.shape), v.reshape(target.shape[:3]), *rest
+    return partial(project_batch, geometry_of(layout), states=layout.layers * layout.width, limits=Limits(*settings[1:4]))
+
+
+def _solve_compiled(inputs: Sequence[Tensor], layout: Layout, settings: Settings) -> Any:
+    flat = _flat_arrays(*inputs)
+    q, log_q, v, multipliers, status, *rest = _projector(layout, settings)(*flat)
+    if INVALID in status.tobytes():
+        _refuse(layout, *(tensor.detach() for tensor in inputs))
+    shape = (len(q), *layout.transition_shape)
+    shaped = q.reshape(shape), log_q.reshape(shape), v.reshape(shape[:3]), multipliers, status, *rest
     return tuple(map(torch.from_numpy, shaped))
 
 
@@ -130,19 +145,25 @@ def _pull_cuda(saved: Sequence[Tensor], grad: Tensor, layout: Layout) -> tuple[T
     return tuple(each.view(tensor.shape) for each, tensor in zip(found, (target, lower, upper, costs), strict=True))
 
 
-def _pull_compiled(saved: Sequence[Tensor], grad: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+@lru_cache(maxsize=256)
+def _puller(layout: Layout) -> Callable[..., None]:
+    """`pull_batch` of flat arrays."""
     from torchcmdp.kernels.geometry import geometry_of
     from torchcmdp.kernels.pull import pull_batch
 
-    target, lower, upper, costs, v, multipliers = saved
-    batch, m = costs.shape[:2]
-    theta = _flat_arrays(target, lower, upper, costs)
-    potentials, lam, cotangent = _arrays(v, multipliers, grad)
-    duals = potentials.reshape(batch, layout.layers * layout.width), lam, cotangent.reshape(theta[0].shape)
+    return partial(pull_batch, geometry_of(layout))
+
+
+def _pull_compiled(saved: Sequence[Tensor], grad: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+    theta = _flat_arrays(*saved[:4])
+    potentials, lam, cotangent = _arrays(*saved[4:], grad)
+    batch, entries = theta[0].shape
+    duals = potentials.reshape(batch, -1), lam, cotangent.reshape(batch, entries)
     found = tuple(np.zeros(array.shape) for array in theta)
-    pull_batch(geometry_of(layout), m, (*theta, *duals), found)
-    pairs = zip(found, (target, lower, upper, costs), strict=True)
-    return tuple(torch.from_numpy(array.reshape(tensor.shape)) for array, tensor in pairs)
+    _puller(layout)(lam.shape[1], (*theta, *duals), found)
+    shape = (batch, *layout.transition_shape)
+    *ends, costs = map(torch.from_numpy, found)
+    return *(end.view(shape) for end in ends), costs.view(batch, -1, *layout.pair_shape)
 
 
 def _compiled_system(

@@ -85,21 +85,19 @@ class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
         target = flattened(objective, batch, 4)
         if settings.backend == "compiled":
             # mending takes longer than a small batch, so it waits until the kernel has refused something
+            inputs = (target, *safe_set.flat(batch, mended=False))
             with suppress(InvalidInput):
-                return _solve((target, *safe_set.flat(batch, mended=False)), safe_set.layout, settings)
+                return _solve(inputs, safe_set.layout, settings)
         return _solve((target, *safe_set.flat(batch)), safe_set.layout, settings)
 
 
 def _solve(inputs: tuple[Tensor, ...], layout: Layout, settings: Settings) -> Any:
     # the machinery of an autograd function takes longer than a small batch, so it is left out where nobody asks for it
-    return _Projection.apply(*inputs, layout, settings) if _differentiating(inputs) else backends.solve(inputs, layout, settings)
-
-
-def _differentiating(inputs: tuple[Tensor, ...]) -> bool:
-    """Whether a derivative of the projection may be wanted, in reverse or in forward mode."""
-    forward_level: int = forward_ad._current_level
-    transformed: bool = torch._C._are_functorch_transforms_active()
-    return transformed or forward_level >= 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
+    if torch._C._are_functorch_transforms_active():
+        return _Projection.apply(*inputs, layout, settings)
+    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
+        return _Plain.apply(*inputs, layout, settings)
+    return backends.solve(inputs, layout, settings)
 
 
 class _Projection(torch.autograd.Function):
@@ -141,3 +139,16 @@ class _Projection(torch.autograd.Function):
 
 
 _Projection.vmap = staticmethod(implicit.vmapped(_Projection))  # type: ignore[method-assign]
+
+
+class _Plain(torch.autograd.Function):
+    """The same, unknown to `torch.func`: looking up the arguments of a function that it knows takes longer than a small batch."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = backends.solve(inputs[:4], *inputs[4:])
+        _Projection.setup_context(ctx, inputs, output)
+        return output
+
+    backward = _Projection.backward
+    jvp = _Projection.jvp

@@ -30,7 +30,7 @@ def obstacle(learner: Any, env: Any, tracker: Any) -> str:
     if not (env.is_packable and env.device == learner.device):
         return "a process is not of this library, has come to its end, or is not in torch.float64 where the learner is"
     originals = is_original(env, "rollout") and is_original(tracker, "update") and is_original(learner, "policy", "update")
-    if not (originals and type(tracker) is Tracker and type(tracker._comparators) is Comparators):
+    if not (originals and type(tracker) is Tracker and type(tracker.comparators) is Comparators):
         return "the tracker, or a method of learner or simulator, is somebody else's"
     constraints = getattr(learner, "ignored_constraints", learner.constraints)
     if (learner.layout, learner.runs, constraints) != (env.layout, env.runs, env.constraints):
@@ -55,7 +55,7 @@ class Blocks:
         """That many episodes of every run."""
         env = self.env
         env.watch(self.learner.policy)
-        packed, sums, records = self.pack()
+        packed, sums, records = self.pack(episodes)
         world, scene = records[:2]
         if wants_gpu(env.device):
             from torchcmdp.kernels import cuda
@@ -66,18 +66,18 @@ class Blocks:
         check_failures(scene.failed)
         packed.unpack(episodes)
         env.unpack(world, episodes)
-        comparators = self.tracker._comparators
+        comparators = self.tracker.comparators
         if comparators.changing:  # once more, for the padding, at which kernels do not look
             comparators.worst_cost = torch.maximum(comparators.worst_cost, env.costs.largest(env.cost_values))
         self.tracker.updates += episodes
         self.diagnostics.take(sums, episodes)
 
-    def pack(self) -> tuple[Packed, dict[str, Tensor], tuple[Any, ...]]:
-        """The learner and the sums of its diagnostics as kernels see them, and the records of all runs that kernels take."""
+    def pack(self, episodes: int) -> tuple[Packed, dict[str, Tensor], tuple[Any, ...]]:
+        """For so many episodes: the learner, the sums of its diagnostics, and the records of all runs that kernels take."""
         packed = Packed(self.learner)
         sums = self.diagnostics.room_for(packed.tags, self.env.device)
         own = packed.settings, packed.hyperparameters, int(self.learner.episode), packed.buffers
-        return packed, sums, (self.env.pack(), self._scene(packed, sums), *own)
+        return packed, sums, (self.env.pack(episodes), self._scene(packed, sums), *own)
 
     def _play_here(self, packed: Packed, episodes: int, records: tuple[Any, ...]) -> None:
         """On the CPU: pieces of the batch on threads, each of which has room for one run."""
@@ -99,11 +99,11 @@ class Blocks:
     def _scene(self, packed: Packed, sums: dict[str, Tensor]) -> Any:
         from torchcmdp.kernels.block import Scene
 
-        env, comparators = self.env, self.tracker._comparators
+        env, comparators = self.env, self.tracker.comparators
         changing = comparators.changing
         return Scene(
             comparator=compact(self.geometry, comparators.safe, 3),
-            sums=array(self.tracker._sums),
+            sums=array(self.tracker.sums),
             changing=int(changing),
             reward_sum=array(comparators.reward_sum.flatten(1)) if changing else zeros(env.device, 1, 1),
             cost_sum=array(comparators.cost_sum.flatten(2)) if changing else zeros(env.device, 1, 1, 1),

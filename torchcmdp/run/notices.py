@@ -44,6 +44,12 @@ class Notices:
                 f"{session.obstacle}: torch plays this run, a step at a time, which is many times slower; make learner and CMDP in "
                 'torch.float64, or say engine="torch" if that is what you want.',
             )
+        if engine() == "auto" and session.obstacle.startswith("kernels on a GPU need"):
+            self._say(
+                "gpu",
+                f"{session.obstacle}: torch plays this run, a step at a time, with thousands of small kernels an episode; say "
+                'engine="torch" if that is what you want.',
+            )
         if before and not session.played:
             self._say(
                 "warm",

@@ -40,8 +40,8 @@ class RunOptions:
         checkpoint_episodes: Episodes between checkpoints, besides those that the time asks for; none by default.
         images: Put the final figures in TensorBoard's Images tab.
         engine: Who plays: "compiled" code, where learner, simulator and processes are this library's and on the CPU in float64;
-            "torch" alone; or "auto", compiled code where it can. By default what the environment variable TORCHCMDP_ENGINE says,
-            and "auto" where it says nothing. The numbers agree up to rounding.
+            "cuda", the same code on a GPU; "torch" alone; or "auto", compiled code where it can. By default what the environment
+            variable TORCHCMDP_ENGINE says, and "auto" where it says nothing. The numbers agree up to rounding.
         on_progress: Called with how many episodes were played since its last call, about ten times a second.
     """
 

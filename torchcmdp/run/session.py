@@ -18,7 +18,7 @@ from torchcmdp.events import HALF_WIDTH, WALL_TIME
 from torchcmdp.identity import attributes_of, config_of, has_attributes
 from torchcmdp.kernels.engine import engine
 from torchcmdp.metrics import Tracker, mean_and_interval
-from torchcmdp.processes import stateless
+from torchcmdp.processes.base import stateless
 from torchcmdp.protocols import EnvironmentLike, LearnerLike, TrackerLike, first_axes, measured
 from torchcmdp.run.blocks import Blocks, obstacle
 from torchcmdp.run.diagnostics import Diagnostics

@@ -38,9 +38,8 @@ class Options:
     logdir: str = "runs"  # Folder of all experiments.
 
 
-def session_of(runs: int, seed: int, solver: str = "newton") -> Session:
-    """A run that nobody logs."""
-    cmdp = tc.random_cmdp(seed=seed)
+def session_of(cmdp: tc.LayeredCMDP, runs: int, seed: int, solver: str = "newton") -> Session:
+    """A run of WC-OPS that nobody logs."""
     env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=seed)
     learner = tc.WCOPS.for_env(env, horizon=20_000, solver=solver)
     return Session(learner, env, 10**9, 10**9, Crew(runs, alone=True))
@@ -58,9 +57,9 @@ def play(session: Session, engine: str, episodes: int, seconds: float) -> float:
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     options, folder = begin(Options, arguments, "bench episode")
-    rows = []
+    rows, cmdp = [], tc.random_cmdp(seed=options.seed)
     for runs in bar(options.batches, "timing", leave=False):
-        sessions = {engine: session_of(runs, options.seed) for engine in ("compiled", "torch")}
+        sessions = {engine: session_of(cmdp, runs, options.seed) for engine in ("compiled", "torch")}
         for engine, session in sessions.items():
             play(session, engine, options.episodes, 0.0)
         # in turns, and the best of each: who else is on the machine then matters to both alike
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
             f"{BEFORE[runs]:,}" if runs in BEFORE else "-",
         ]
         if options.cvxpy_episodes > 0:
-            row.append(f"{play(session_of(runs, options.seed, 'cvxpy'), 'torch', options.cvxpy_episodes, 0.0):,.1f}")
+            row.append(f"{play(session_of(cmdp, runs, options.seed, 'cvxpy'), 'torch', options.cvxpy_episodes, 0.0):,.1f}")
         rows.append(row)
     header = ["runs", f"compiled, {available()} threads", "torch", "ratio", "before, one core"]
     header += ["through cvxpylayers"] if options.cvxpy_episodes > 0 else []

@@ -101,7 +101,7 @@ def launched(name: str, options: Options, batch: int = 4) -> tuple[Any, tuple[An
     if name == "episode":
         run = session(options, batch)
         blocks = Blocks(run.learner, run.env, run.tracker, run.diagnostics)
-        packed, _, records = blocks.pack()
+        packed, _, records = blocks.pack(1)
         return packed.face.play, blocks.gpu_arguments(packed, 1, records)
     layout = Layout(options.widths, options.actions)
     entries, pairs = layout.transition_mask().numel(), layout.pair_mask().numel()

@@ -152,9 +152,12 @@ def capture(size: Size, seed: int, count: int) -> Instances:
 
 def ours(instances: Instances, backend: str) -> tc.ProjectionResult:
     """Our own projection of a batch."""
-    return tc.project(
-        instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, solver=tc.Newton(backend=backend)
-    )
+    return tc.project(instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, solver=_newton(backend))
+
+
+@cache
+def _newton(backend: str) -> tc.Newton:
+    return tc.Newton(backend=backend)
 
 
 def rival(instances: Instances, name: str) -> Tensor:

@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.distributed import Crew
 from torchcmdp.plotting import COLOURS, GREY, SMALL, blank, tidy
-from torchcmdp.run.session import Session
 
 from ..program import Count, bar, begin, check_device, plus_minus, publish, table
+from .episode import session_of
 
 INNER_LAYERS, INNER_WIDTH = 3, 4
 LEAST_SECONDS = 0.1  # of a measurement
@@ -103,8 +102,7 @@ def grow(name: str, options: Options, device: torch.device) -> Growth:
 def measure(widths: Sequence[int], runs: int, options: Options, device: torch.device) -> Tensor:
     """Seconds per episode of a batch, `(repeats,)`."""
     cmdp = tc.random_cmdp(widths, seed=options.seed, feasibility="any", device=device)
-    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=options.seed)
-    session = Session(tc.WCOPS.for_env(env, horizon=20_000), env, 10**9, 10**9, Crew(runs, alone=True))
+    session = session_of(cmdp, runs, options.seed)
     times = []
     for _ in range(1 + options.repeats):
         start, before = _now(device), session.played

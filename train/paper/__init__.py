@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -76,13 +76,11 @@ def main(arguments: Sequence[str]) -> int:
         for name in names
         for family in PRESETS[name].families
     ]
-    outcomes = play_all(jobs, options.jobs or os.cpu_count() or 1)
+    outcomes = play_all(jobs, options.jobs or os.cpu_count() or 1, draw_experiment)
     if len(outcomes) < len(jobs) or not all(outcome.completed for outcome in outcomes):
         return interrupted("", options.fresh)
-    from .report import write_experiment, write_report  # matplotlib is slow to import, and the workers do not need it
+    from .report import write_report
 
-    for name in names:
-        write_experiment(folder / name, [outcome for outcome in outcomes if outcome.job.preset == name])
     command = " ".join(["python -m train paper", *arguments])
     report = folder / ("report.md" if len(names) == len(PRESETS) else "report-partial.md")  # a part never replaces the whole
     print(write_report(report, outcomes, command, INSTANCES))
@@ -102,16 +100,32 @@ def _names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return names or list(PRESETS), list(arguments[split:])
 
 
-def play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
-    """Play the jobs on as many processes, longest first, and return what came of them in their own order; fewer if interrupted."""
+def draw_experiment(outcomes: Sequence[Outcome]) -> None:
+    """The figures and the summary of one experiment, whose outcomes differ in their family."""
+    from .report import write_experiment  # matplotlib is slow to import
+
+    write_experiment(outcomes[0].job.folder, outcomes)
+
+
+def play_all(jobs: Sequence[Job], workers: int, draw: Callable[[Sequence[Outcome]], None] | None = None) -> list[Outcome]:
+    """Play the jobs on as many processes, longest first, and return what came of them in their own order; fewer if interrupted.
+
+    Args:
+        jobs: What is to be played.
+        workers: How many processes share it.
+        draw: Called, in one of them, with all outcomes of an experiment when they are there.
+    """
     done: dict[int, Outcome] = {}
     if min(workers, len(jobs)) == 1:
         total = Progress(jobs)
         for j, job in enumerate(jobs):
             done[j] = play(job, total.beat)
             if not done[j].completed:
-                break
+                return list(done.values())
             total.finished(job)
+        for own in _experiments(jobs):
+            if draw is not None:
+                draw([done[j] for j in own])
         return list(done.values())
     _compile_kernels()
     # the workers share the cores among themselves, so that none of them needs more than one thread
@@ -124,12 +138,19 @@ def play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
     with ProcessPoolExecutor(min(workers, len(jobs)), context, _become_worker, (counter,)) as pool:
         order = sorted(range(len(jobs)), key=lambda j: -jobs[j].total)
         futures = {pool.submit(_work, jobs[j]): j for j in order}
+        drawn = []
         try:
             for future in _as_completed(futures, progress):
                 done[futures[future]] = future.result()
                 progress.finished(jobs[futures[future]])
+                for own in _experiments(jobs) if draw is not None else ():
+                    if futures[future] in own and all(j in done and done[j].completed for j in own):
+                        drawn.append(pool.submit(draw, [done[j] for j in own]))
+            for figures in drawn:
+                figures.result()
         except KeyboardInterrupt:  # the workers were interrupted as well, and save what they have
             pool.shutdown(cancel_futures=True)
+            return []
         except BrokenProcessPool:
             raise TorchCMDPError("a worker process was killed; the same command continues from the last checkpoints.") from None
         except TorchCMDPError:
@@ -137,6 +158,11 @@ def play_all(jobs: Sequence[Job], workers: int) -> list[Outcome]:
             pool.shutdown(cancel_futures=True)
             raise
     return [done[j] for j in sorted(done)]
+
+
+def _experiments(jobs: Sequence[Job]) -> list[list[int]]:
+    """Which jobs belong to one experiment, for every experiment."""
+    return [[j for j, job in enumerate(jobs) if job.folder == folder] for folder in dict.fromkeys(job.folder for job in jobs)]
 
 
 def _on_termination(number: int, frame: Any) -> NoReturn:

@@ -93,7 +93,7 @@ class Work:
             program.forget_tables()
             text = report(command, asdict(self.options), searched, chosen, held, ablated)
             (self.folder / "report.md").write_text(text + "\n")
-        plotting.save(self.folder / "report.png", figure(held))
+        plotting.save(self.folder / "report.png", figure(held, self.options.instances, best_rivals(searched)[0]))
         program.publish(self.folder / "report.md", text)
 
     def search(self) -> tuple[dict[str, dict[str, float]], dict[str, list[float]]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 import torchcmdp as tc
+from torchcmdp import plotting
 from torchcmdp.learners import LEARNERS
 from torchcmdp.metrics import is_unsafe
 
@@ -19,6 +21,12 @@ WIDTHS, ACTIONS, CONSTRAINTS, SEEDS = (1, 3, 3, 1), 3, 2, 80_000
 GAPS = (0.03, 0.3)  # Slater gaps of even and of odd instances
 REWARDS = ("stochastic", "cyclic", "adversary")
 SAFE = tuple(filter(guarded, LEARNERS))
+POINTS = 25  # of the curves
+CURVES = {
+    "regret": "cumulative regret (reward)",
+    "unsafe": "unsafe episodes so far (% of all)",
+    "weight": "weight of the baseline so far (%)",
+}
 
 
 @dataclass
@@ -28,7 +36,8 @@ class Options:
     Random CMDPs (1-3-3-1 states, 3 actions, 2 constraints; every other one with a Slater gap of 0.03, the rest with 0.3), one a
     run, with stochastic costs, and rewards that are stochastic, cyclic, or flee from the policy; DOPE, made for the first,
     plays those alone. With the theory's constants (scale 1) there must be none, up to a run in a hundred (delta); smaller scales
-    show what is risked. The same command continues an interrupted study. The exit code is 1 if a promise was broken.
+    show what is risked. Into LOGDIR/NAME go report.md and, with the curves of the first kind of rewards, report.png. The same
+    command continues an interrupted study. The exit code is 1 if a promise was broken.
 
     Examples:
       python -m train study safe
@@ -61,16 +70,20 @@ def main(arguments: Sequence[str]) -> int:
         for kind in options.rewards
         if key != "dope" or kind == REWARDS[0]
     ]
-    rows, broken = [], False
+    rows, broken, curves = [], False, {}
     for job in bar(jobs, "safe"):
         config = {"instances": options.instances, "episodes": options.episodes, "seed": options.seed, "job": list(job)}
+        config["points"] = POINTS
         found = stage(folder, "_".join(map(str, job)), config, lambda job=job: count(options, *job))
         played = options.instances * options.episodes
         runs = round(found["runs"] * options.instances)
         broken |= job[-1] >= 1 and found["runs"] > 0.01
         cells = [f"{played:,}", f"{round(found['unsafe'] * played):,}", f"{runs}", f"{found['worst']:.3g}"]
+        if job[1] == options.rewards[0] and job[2] == options.shares[0]:
+            curves[LEARNERS[job[0]].name, job[-1]] = found["curves"]
         rows.append([LEARNERS[job[0]].name, *map(str, job[1:]), *cells, f"{found['weight']:.3f}", f"{found['regret']:.3f}"])
     head = ["learner", "rewards", "margin", "scale", "run-episodes", "unsafe", "runs with one", "worst cost", "mean lambda"]
+    plotting.save(folder / "report.png", figure(curves))
     publish(folder / "report.md", table([*head, "regret an episode"], rows))
     return 1 if broken else 0
 
@@ -94,8 +107,8 @@ def rewards_of(kind: str, cmdp: tc.LayeredCMDP, episodes: int) -> tc.Process:
     return tc.Bernoulli(cmdp.rewards)
 
 
-def count(options: Options, key: str, kind: str, share: float, scale: float) -> dict[str, float]:
-    """Of one learner in one setting: the shares of unsafe run-episodes and of runs with one, the largest cost, lambda, regret."""
+def count(options: Options, key: str, kind: str, share: float, scale: float) -> dict[str, Any]:
+    """Of one learner in one setting: unsafe run-episodes and runs with one, as shares, the largest cost, lambda, regret, curves."""
     cmdp = instances(options)
     env = tc.Simulator(
         cmdp, rewards_of(kind, cmdp, options.episodes), tc.Bernoulli(cmdp.costs, low=-1), runs=options.instances, seed=options.seed
@@ -104,17 +117,52 @@ def count(options: Options, key: str, kind: str, share: float, scale: float) -> 
     learner: Any = LEARNERS[key](
         cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, bonus_scale=scale, radius_scale=scale, **given
     )
-    tracker, worst, weight = tc.Tracker(env), torch.full((options.instances,), -torch.inf, dtype=torch.float64), 0.0
-    hits = torch.zeros(options.instances, dtype=torch.float64)
-    for _ in range(options.episodes):
+    tracker, worst = tc.Tracker(env), torch.full((options.instances,), -torch.inf, dtype=torch.float64)
+    hits, weight = torch.zeros(2, options.instances, dtype=torch.float64)
+    points = {options.episodes * (j + 1) // POINTS for j in range(POINTS)}
+    shares: dict[str, list[Any]] = {"unsafe": [], "weight": []}
+    for t in range(1, options.episodes + 1):
         mixture = learner.mixture
         costs = (cmdp.costs * mixture.occupancy(cmdp.transitions, cmdp.layout).unsqueeze(1)).sum((-3, -2, -1))
         hits, worst = hits + is_unsafe(costs), torch.maximum(worst, costs.amax(-1))
-        weight += float(mixture.weights[:, 0].mean())
+        weight = weight + mixture.weights[:, 0]
         trajectory = env.rollout(learner.policy)
         tracker.update(mixture, trajectory)
         learner.update(trajectory)
-    tracker.record()
-    mean = {"unsafe": hits / options.episodes, "runs": (hits > 0).double(), "regret": tracker.regret[:, -1] / options.episodes}
-    shares = {name: float(value.mean()) for name, value in mean.items()}
-    return {**shares, "worst": float(worst.max()), "weight": weight / options.episodes}
+        if t in points:
+            tracker.record()
+            shares["unsafe"].append(hits / t)
+            shares["weight"].append(weight / t)
+    mean = {"unsafe": hits, "weight": weight, "regret": tracker.regret[:, -1]}
+    curves = {"regret": tracker.regret, **{name: torch.stack(values, 1) for name, values in shares.items()}}
+    return {
+        **{name: float(value.mean()) / options.episodes for name, value in mean.items()},
+        "runs": float((hits > 0).double().mean()),
+        "worst": float(worst.max()),
+        "curves": {"episodes": tracker.episodes.tolist(), **{name: values.tolist() for name, values in curves.items()}},
+    }
+
+
+def figure(curves: Mapping[tuple[str, float], Mapping[str, Any]]) -> Figure:
+    """Regret, unsafe episodes and the weight of the baseline against episodes, of every learner and scale."""
+    several = len({scale for _, scale in curves}) > 1
+    named = {f"{name} at {scale:g}" if several else name: found for (name, scale), found in curves.items()}
+    ends = {
+        label: {name: float(torch.tensor(found[name], dtype=torch.float64)[:, -1].mean()) for name in CURVES}
+        for label, found in named.items()
+    }
+    least, most = (pick(ends, key=lambda label: ends[label]["weight"]) for pick in (min, max))
+    best = min(ends, key=lambda label: ends[label]["regret"])
+    without = [label for label in ends if ends[label]["unsafe"] == 0]
+    titles = {
+        "regret": f"Least regret: {best}, {ends[best]['regret']:,.0f}, with {ends[best]['unsafe']:.1%} of its episodes unsafe",
+        "unsafe": f"Without an unsafe episode: {', '.join(without) or 'none'}",
+        "weight": f"The baseline's weight is {ends[most]['weight']:.0%} in {most}, {ends[least]['weight']:.0%} in {least}",
+    }
+    scales = "at: multiple of the theory's bonuses and radii" if several else ""
+    panels = []
+    for name, ylabel in CURVES.items():
+        factor = 1 if name == "regret" else 100
+        drawn = {label: (found["episodes"], factor * torch.tensor(found[name])) for label, found in named.items()}
+        panels.append(plotting.Panel(drawn, ylabel, titles[name], note=scales, of="instance"))
+    return plotting.draw(panels)

@@ -41,9 +41,10 @@ def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]], note: 
     figure = blank(3.6 * COLUMNS, 3.1 * rows)
     spread = {name: float(np.ptp(np.asarray(curve["value"], dtype=float)[:, 1])) for name, curve in curves.items()}
     most, least = max(spread, key=lambda n: spread[n]), min(spread, key=lambda n: spread[n])
-    finding = f"The {known_as(most)} moves the violation most, by {spread[most]:.2g} an episode; the {known_as(least)} least, by "
-    figure.suptitle(f"{finding}{spread[least]:.2g}", x=0.01, ha="left", fontsize=TITLE + 1, color=INK)
+    finding = f"The {known_as(most)} moves the positive violation most, by {spread[most]:.2g} an episode; {known_as(least)} least"
+    figure.suptitle(finding, x=0.01, ha="left", fontsize=TITLE + 1, color=INK)
     first: Axes | None = None
+    right: tuple[Axes, list[tuple[float, float]]] | None = None  # the panel at the right end, where names take no room from another
     for j, (name, curve) in enumerate(curves.items()):
         axes = figure.add_subplot(rows, COLUMNS, j + 1, sharey=first)
         first = first or axes
@@ -51,10 +52,12 @@ def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]], note: 
         axes.set_xscale("log")
         axes.minorticks_off()
         zero_line(axes)
-        if j + 1 == min(len(curves), COLUMNS):  # at the right end, where names take no room from a panel
-            name_ends(axes, [(*end, label, colour) for end, label, colour in zip(ends, PARTS, PALETTE, strict=False)])
+        right = (axes, ends) if j < COLUMNS else right
         unit = "" if j % COLUMNS else "regret (reward) and positive\nviolation (cost) an episode"
         tidy(axes, f"{known_as(name)}, multiple of the paper's", unit, f"violation moves by {spread[name]:.2g}")
+    if right is not None:
+        named = zip(right[1], PARTS, PALETTE, strict=False)
+        name_ends(right[0], [(*end, label, colour) for end, label, colour in named])
     figure.supxlabel(note, fontsize=SMALL, color=GREY)
     return figure
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
+from torchcmdp.learners.fitted import Follow
 from torchcmdp.learners.practical import RECIPE, practical_costs
 from torchcmdp.metrics import mean_and_interval
 from torchcmdp.tuning import Smoothed, Study
@@ -20,7 +21,6 @@ from ..program import Count, begin, plus_minus, table, write_table
 from . import fit_design as design
 from .evaluate import stage
 from .fit_design import Cell
-from .follow import Follow
 from .instances import RULES
 
 TODAY, FIXED, FITTED = "today's", "one trained set", "fitted"

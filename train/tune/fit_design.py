@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import torchcmdp as tc
+from torchcmdp.learners.fitted import features
 from torchcmdp.learners.practical import RECIPE, practical_costs
 from torchcmdp.tuning import Study
 
-from .follow import features
 from .instances import Instances, make_instances
 
 

@@ -85,6 +85,8 @@ def check(options: Options) -> None:
     tc.Layout(options.widths, options.actions)
     if options.samples < 4:
         raise tc.InvalidInput(f"--samples is {options.samples}; a variance with an interval needs at least 4.")
+    if options.through < min(options.horizons):
+        raise tc.InvalidInput(f"--through is {options.through}; it must reach the shortest of --horizons, {min(options.horizons)}.")
     for horizon in options.horizons:
         if horizon % WINDOWS:
             raise tc.InvalidInput(f"--horizons has {horizon}; PES needs a multiple of {WINDOWS}, its windows.")

@@ -12,13 +12,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-import torchcmdp as tc
+from torchcmdp.errors import InvalidInput
+from torchcmdp.layout import Layout
+
+# What `python -m train tune fit` has written, and the horizons that it was judged at; docs/results/tuners.md has the tables.
+FILE = Path(__file__).with_suffix(".json")
+JUDGED = (30, 1000)
 
 # What is known before a run, each as a logarithm: the order of the columns.
 FEATURES = ("layers", "states", "actions", "constraints", "successors", "episodes", "failure", "range")
 
 
-def features(layout: tc.Layout, constraints: int, horizon: int, delta: float, cost_low: float = -1.0) -> Tensor:
+def features(layout: Layout, constraints: int, horizon: int, delta: float, cost_low: float = -1.0) -> Tensor:
     """The logarithms of L, |X|, |A|, m (at least 1), K, T, ln(1 / delta) and the width of the costs' range, `(8,)`."""
     sizes = (layout.layers, layout.total_states, layout.actions, max(constraints, 1), layout.slots, horizon)
     return torch.tensor([*sizes, math.log(1 / delta), 1 - cost_low], dtype=torch.float64).log()
@@ -70,7 +75,7 @@ class Follow:
     def of(cls, found: Mapping[str, Any]) -> Self:
         """The map that `plain` told of."""
         if found.get("features") != list(FEATURES):
-            raise tc.InvalidInput(f"features is {found.get('features')}; this version knows {', '.join(FEATURES)}, in this order.")
+            raise InvalidInput(f"features is {found.get('features')}; this version knows {', '.join(FEATURES)}, in this order.")
         keys = ("start", "centre", "spread", "offset", "slopes")
         numbers = {name: torch.tensor(found[name], dtype=torch.float64) for name in keys}
         return cls(names=tuple(found["names"]), reach=float(found["reach"]), **numbers)
@@ -78,3 +83,16 @@ class Follow:
     def save(self, path: Path) -> None:
         """Write it, a few kilobytes."""
         path.write_text(json.dumps(self.plain(), indent=1) + "\n")
+
+
+def fitted_scales(
+    layout: Layout, constraints: int, horizon: int, delta: float = 0.01, *rest: Any, cost_low: Any = None, **others: Any
+) -> dict[str, float]:
+    """By name the scales for a learner that is made with these arguments; the others do not matter."""
+    if not JUDGED[0] <= horizon <= JUDGED[1]:
+        low, high = JUDGED
+        raise InvalidInput(
+            f'horizon is {horizon} with scales="fitted", which were judged from {low} to {high:,} episodes; leave scales out.'
+        )
+    lowest = -1.0 if cost_low is None else float(torch.as_tensor(cost_low).min())
+    return Follow.of(json.loads(FILE.read_text())).scales(features(layout, constraints, horizon, delta, lowest))
