@@ -113,7 +113,8 @@ def arrivals(layout: Layout, flow: Tensor) -> Tensor:
         arrived = flow[:, :-1].sum((2, 3)).transpose(0, 1)
         return torch.cat([arrived.new_zeros(1, layout.width, *flow.shape[4:]), arrived])
     places = next_states(layout, flow.device)
-    found = flow.new_zeros((layout.layers + 1) * layout.width, *flow.shape[4:]).index_add_(0, places.flatten(), flow.flatten(0, 3))
+    found: Tensor = flow.new_zeros((layout.layers + 1) * layout.width, *flow.shape[4:])
+    found.index_add_(0, places.flatten(), flow.flatten(0, 3))
     return found.unflatten(0, (layout.layers + 1, layout.width))[:-1]
 
 
@@ -141,7 +142,8 @@ def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, T
     if len(rows):
         psi = t.clone()
         at = rows.expand(len(z), -1)  # `gather` and `scatter_` take a third of the time of indexing
-        found = fix_variables(*(tensor.flatten(1).gather(1, at) for tensor in (z, lower, upper)), fixed)
+        part_z, part_lower, part_upper = (tensor.flatten(1).gather(1, at) for tensor in (z, lower, upper))
+        found = fix_variables(part_z, part_lower, part_upper, fixed)
         for whole, part in zip((p, side), found[:2], strict=True):
             whole.view(len(z), -1).scatter_(1, at, part)
         psi.view(-1)[rows], t.view(-1)[rows] = found[2:]
@@ -204,6 +206,7 @@ def answered(problem: Problem, v: Tensor, p: Tensor, side: Tensor, t: Tensor, s:
 
 def cholesky(matrix: Tensor, fixed: bool) -> Tensor:
     """Lower factors `(B x n x n)`; the identity where rounding has left none: a plain scaled gradient step."""
+    lower: Tensor
     lower, failed = torch.linalg.cholesky_ex(matrix)
     if fixed or bool(failed.any()):
         identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
