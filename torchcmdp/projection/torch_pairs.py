@@ -115,7 +115,7 @@ def arrivals(layout: Layout, flow: Tensor) -> Tensor:
     places = next_states(layout, flow.device)
     found: Tensor = flow.new_zeros((layout.layers + 1) * layout.width, *flow.shape[4:])
     found.index_add_(0, places.flatten(), flow.flatten(0, 3))
-    return found.unflatten(0, (layout.layers + 1, layout.width))[:-1]
+    return found.view(layout.layers + 1, layout.width, *flow.shape[4:])[:-1]
 
 
 def arrivals_at(layout: Layout, flow: Tensor, layer: int) -> Tensor:
