@@ -150,7 +150,7 @@ def test_another_structure_is_refused_although_its_checksum_is_right(tmp_path: P
 
 @pytest.mark.parametrize("kind", ["adversarial", "stochastic"])
 def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path, kind: str) -> None:
-    """Before anybody stumbles over it: not an AttributeError of whoever was handed it, but where it stands and what was expected."""
+    """Not an AttributeError of whoever stumbles over it, but where it stands and what was expected."""
     state, path = interrupted(tmp_path, kind), tmp_path / "checkpoint.pt"
     del state["checksum"]
     parts = [(where, value) for where, value in leaves(state) if where[0] in ("learner", "env", "tracker", "diagnostics")]
