@@ -10,10 +10,11 @@ from torch.autograd import forward_ad, gradcheck
 from tests.projection_instances import random_instances
 from torchcmdp.errors import InvalidInput
 from torchcmdp.nn import SafeOccupancy
-from torchcmdp.projection import Cvxpy, Newton, project
+from torchcmdp.occupancy import transitions_of
+from torchcmdp.projection import Cvxpy, Newton, ProjectionResult, project
 from torchcmdp.projection.problem import ProjectionSolver
 from torchcmdp.safe_set import SafeSet
-from torchcmdp.status import ELASTIC
+from torchcmdp.status import ELASTIC, SOLVED
 from train.bench.fuzz import derivatives_disagree
 
 BACKENDS = ["compiled", "torch"]
@@ -234,6 +235,42 @@ def test_elastic_instances_have_derivatives() -> None:
 
 def test_wild_derivatives_are_finite_and_both_modes_agree() -> None:
     assert sum(derivatives_disagree(seed, 20) for seed in range(60)) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_log_occupancy_has_derivatives_at_vanishing_mass_and_just_active_bounds(seed: int, backend: str) -> None:
+    """Of ln q alone, whose parts are not small where q is: finite, and the same in forward and reverse mode."""
+    loss, reference, safe_set = random_instances((1, 3, 2, 1), 2, 2, batch=16, seed=seed, severity=0.1)
+    rng, layout, real = torch.Generator().manual_seed(seed), safe_set.layout, safe_set.layout.transition_mask()
+    coin = torch.rand(reference.shape, generator=rng)
+
+    def function(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> ProjectionResult:
+        the_set, solver = SafeSet(layout, lower, upper, costs), Newton(backend=backend)
+        return project(torch.zeros_like(loss), None, the_set, 1.0, log_reference=target, solver=solver)
+
+    target = torch.where(coin < 0.2, -690.0, (reference + ~real).log()) * real
+    q = function(target, safe_set.lower, safe_set.upper, safe_set.costs).occupancy
+    p = transitions_of(q, layout)
+    # ends that the solution touches without being held by them, some of them off by a rounding error
+    near, held = p * (1 + 1e-15 * torch.randint(-1, 2, p.shape, generator=rng)), (q > 0) & real
+    lower = torch.where(held & (coin > 0.8), torch.minimum(near, safe_set.upper), safe_set.lower)
+    upper = torch.where(held & (coin > 0.6) & (coin < 0.8), torch.maximum(near, safe_set.lower), safe_set.upper)
+    primals = (target, lower, upper, safe_set.costs)
+    leaves = [x.clone().requires_grad_() for x in primals]
+    result = function(*leaves)
+    log_q = result.log_occupancy.detach()
+    assert (result.status == SOLVED).sum() >= 8 and ((log_q < -600) & (log_q > -torch.inf)).sum() >= 8
+    tangents = [torch.randn(x.shape, generator=rng, dtype=torch.float64) * (x.abs() if i else real) for i, x in enumerate(primals)]
+    cotangent = torch.randn(p.shape, generator=rng, dtype=torch.float64) * (log_q > -torch.inf)
+    pulled = torch.autograd.grad(result.log_occupancy, leaves, cotangent)
+    with forward_ad.dual_level():
+        moved = function(*(forward_ad.make_dual(x, d) for x, d in zip(primals, tangents, strict=True)))
+        pushed = forward_ad.unpack_dual(moved.log_occupancy).tangent
+    assert pushed.isfinite().all() and all(gradient.isfinite().all() for gradient in pulled)
+    forward = (cotangent * pushed).flatten(1)
+    reverse = torch.cat([(g * d).flatten(1) for g, d in zip(pulled, tangents, strict=True)], 1)
+    assert ((forward.sum(1) - reverse.sum(1)).abs() <= 1e-6 * (forward.abs().sum(1) + reverse.abs().sum(1))).all()
 
 
 def test_agrees_with_cvxpylayers_in_dense_mode() -> None:
