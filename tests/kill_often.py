@@ -42,6 +42,8 @@ def attempt(arguments: list[str], checkpoint: Path | None = None, target: int = 
     if checkpoint is not None:
         deadline = time.monotonic() + 60  # a command that never gets there is killed as well, and the test says where
         while progress(checkpoint) < target and time.monotonic() < deadline:
+            if (ended := os.waitpid(child, os.WNOHANG))[0]:  # nobody is left to get there
+                return os.waitstatus_to_exitcode(ended[1])
             time.sleep(0.001)
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)
@@ -59,9 +61,12 @@ def kill_often(checkpoint: Path, kills: int, episodes: int, arguments: list[str]
     moments, safe = random.Random(0), []
     while len(safe) < kills:
         target = moments.randint(progress(checkpoint), episodes - 1)
-        killed = attempt(arguments, checkpoint, target, moments.uniform(0, 0.02)) is None
+        code = attempt(arguments, checkpoint, target, moments.uniform(0, 0.02))
+        killed = code is None
         if killed:
             safe.append(progress(checkpoint))
+        elif code != 0:  # it would be the same the next time, and the time after
+            raise SystemExit(f"an attempt that began at episode {target} or before ended with {code}")
         if not killed or safe[-1] == episodes:  # nothing is left to be killed, so begin again
             shutil.rmtree(checkpoint.parents[1])
     if (code := attempt(arguments)) != 0:

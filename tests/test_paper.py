@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +13,6 @@ import pytest
 import torch
 
 import torchcmdp as tc
-from torchcmdp.folder import RunFolder
-from torchcmdp.run.blocks import Blocks
 from train import paper
 from train.__main__ import main
 from train.paper import claims, experiment, presets, regimes, report, simplex
@@ -286,61 +281,6 @@ def test_interrupted_experiments_say_so_and_go_on(tmp_path, capsys, monkeypatch)
     again = experiment.play(experiment.Job("simplex-1", "theory", 30, 2, 2, tmp_path / "paper" / "simplex-1", False))
     assert torch.equal(again.policies["WC-OPS"], whole.policies["WC-OPS"])
     assert torch.equal(again.results[experiment.OWN, "WC-OPS"].regret, whole.results[experiment.OWN, "WC-OPS"].regret)
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing after it is done."""
-
-
-def test_kills_at_any_moment_leave_no_trace_in_the_summary(tmp_path, monkeypatch) -> None:
-    """An adversarial experiment, its recording and its replays, killed again and again: every byte is as if it never was."""
-    run, left = tc.run, [10**9]
-
-    def mortal(real: Any) -> Any:
-        def act(*arguments: Any) -> Any:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Killed
-            return real(*arguments)
-
-        return act
-
-    # the recording is played a step at a time, everything else in blocks
-    monkeypatch.setattr(tc.Simulator, "rollout", mortal(tc.Simulator.rollout))
-    monkeypatch.setattr(Blocks, "play", mortal(Blocks.play))
-    monkeypatch.setattr(tc, "run", lambda *args, **options: run(*args, **options, checkpoint_episodes=3))
-
-    def play(name: str) -> experiment.Outcome:
-        return experiment.play(experiment.Job("adversarial-1", "small", 12, 2, 2, tmp_path / name, False))
-
-    report.write_experiment(tmp_path / "whole", [play("whole")])
-    for kills in range(1, 100):
-        left[0] = (3, 2, 5, 4)[kills % 4]
-        try:
-            report.write_experiment(tmp_path / "killed", [play("killed")])
-            break
-        except Killed:
-            continue
-    assert 10 < kills < 99
-    files = [{path.relative_to(tmp_path / name): path for path in (tmp_path / name).rglob("*.csv")} for name in ("whole", "killed")]
-    assert set(files[0]) == set(files[1]) and len(files[0]) == 8
-    for name, path in files[0].items():
-        assert path.read_bytes() == files[1][name].read_bytes(), name
-
-
-def test_workers_die_with_who_started_them(tmp_path) -> None:
-    """Or they would play on, and keep their folders from whoever continues."""
-    command = [sys.executable, "-m", "train", "paper", "simplex-1", "--quick", "--episodes", "100000", "--jobs", "2"]
-    started = subprocess.Popen([*command, "--logdir", str(tmp_path)], cwd=Path(__file__).parents[1], stderr=subprocess.PIPE)
-    folder = tmp_path / "paper-quick" / "simplex-1"
-    while started.poll() is None and len(list(folder.glob("*/wc-ops/config.json"))) < 2:
-        time.sleep(0.1)
-    started.kill()
-    assert started.stderr is not None
-    started.stderr.read()  # ends when nobody is left who could write to it
-    assert started.wait() == -signal.SIGKILL
-    for place in folder.glob("*/wc-ops"):
-        RunFolder(place).close()  # nobody holds it
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def one_sentence(capsys) -> str:
 )
 def test_a_mistake_gets_one_sentence_and_code_2(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("train.main_job.run_split", lambda *_, **__: pytest.fail("the job was started"))
+    monkeypatch.setattr("torchcmdp.run_split", lambda *_, **__: pytest.fail("the job was started"))
     assert main(arguments) == 2
     assert words in one_sentence(capsys)
     assert list(tmp_path.iterdir()) == []
@@ -322,7 +322,7 @@ def test_every_command_is_a_module_with_a_main():
 def test_programs_leave_the_threads_as_they_were(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     seen, before = [], torch.get_num_threads()
-    monkeypatch.setattr("train.main_job.run_split", lambda *_, **__: seen.append(torch.get_num_threads()) or 1 / 0)
+    monkeypatch.setattr("torchcmdp.run_split", lambda *_, **__: seen.append(torch.get_num_threads()) or 1 / 0)
     try:
         torch.set_num_threads(2)
         with pytest.raises(ZeroDivisionError):

@@ -106,3 +106,10 @@ def test_ranks_and_wins_are_counted() -> None:
     ]
     assert "0.75 +- " in wins(results).splitlines()[2]  # half of the seeds of a, all of b
     assert "<td>0.25" in as_html(wins(results))
+
+
+def test_who_sits_a_problem_out_is_ranked_on_the_others() -> None:
+    results = {"a": {"wc-ops": result(1, 1)}, "b": {"wc-ops": result(3, 3), "s-ops": result(2, 2), "dope": result(4, 4)}}
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ranks(results).splitlines()[2:]]
+    assert [(row[0], row[2], row[3]) for row in rows] == [("S-OPS", "1", "- 1"), ("WC-OPS", "1", "1 2"), ("DOPE", "0", "- 3")]
+    assert [line.split("|")[3].strip() for line in wins(results).splitlines()[2:]] == ["0.00", "-", "0.00"]  # against S-OPS

@@ -61,7 +61,8 @@ class SafeSet:
     def _broadcast(self, **others: torch.Size) -> torch.Size:
         shapes = {**others, "lower": self.lower.shape[:-4], "upper": self.upper.shape[:-4], "costs": self.costs.shape[:-4]}
         try:
-            return torch.broadcast_shapes(*shapes.values())
+            common: torch.Size = torch.broadcast_shapes(*shapes.values())
+            return common
         except RuntimeError:
             listed = ", ".join(f"{key} {tuple(shape)}" for key, shape in shapes.items())
             raise InvalidInput(f"the batch shapes {listed} do not broadcast.") from None

@@ -165,13 +165,18 @@ def solve(geometry, problem, cap, limits, warm, work, occupancy, log_occupancy):
     weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response)
     plain = min(WARM_ITERATIONS if warm else PLAIN_ITERATIONS, limits.max_iterations)
     iterations, converged = newton(geometry, problem, cap, limits.tolerance, plain, work)
-    if not converged and plain < limits.max_iterations:
-        spent, converged = cooled_newton(geometry, problem, cap, limits.tolerance, limits.max_iterations - iterations, work)
-        iterations += spent
-    if cap > limits.multiplier_cap:
-        polish(geometry, problem, cap, work)
-    surplus = recover(geometry, problem, work.response, v, work.used, occupancy, log_occupancy)
-    gap, violation, unpriced = certify(surplus, work.used, lam, cap)
+    gap, violation, unpriced = math.inf, math.inf, math.inf
+    for cooling in range(2):
+        if cooling:
+            spent, converged = cooled_newton(geometry, problem, cap, limits.tolerance, limits.max_iterations - iterations, work)
+            iterations += spent
+        if cap > limits.multiplier_cap:
+            polish(geometry, problem, cap, work)
+        surplus = recover(geometry, problem, work.response, v, work.used, occupancy, log_occupancy)
+        gap, violation, unpriced = certify(surplus, work.used, lam, cap)
+        # what rounding lets pass for converged may still be far from safe
+        if (converged and unpriced <= ACCEPTABLE_RESIDUAL) or plain >= limits.max_iterations:
+            break
     return iterations, gap, violation, unpriced
 
 

@@ -117,7 +117,7 @@ class WCOPS(Learner):
         Args:
             args: As in the constructor.
             scales: "fitted" for eta, gamma, radii and margin that follow the problem, for 30 to 1,000 episodes: `python -m train
-                tune fit` judges them. They are safer in short runs, at more regret, and no better at 1,000 episodes.
+                tune fit` judges them. They are safer in short runs, at more regret, and no better at 1,000 episodes, or worse.
             overrides: Any of its options, or of `eta_scale` and `gamma_scale`.
         """
         return cls.scaled(*args, **overridden(recipe_of(scales, *args, **overrides), overrides))

@@ -15,7 +15,6 @@ from torch import Tensor
 from torchcmdp.layout import Layout
 from torchcmdp.projection import implicit, torch_solver
 from torchcmdp.projection.problem import target_fault
-from torchcmdp.projection.torch_pairs import Response
 from torchcmdp.safe_set import faults, refuse
 from torchcmdp.status import INVALID
 
@@ -168,7 +167,7 @@ def _pull_compiled(saved: Sequence[Tensor], grad: Tensor, layout: Layout) -> tup
 
 def _compiled_system(
     theta: tuple[Tensor, ...], duals: implicit.Duals, layout: Layout
-) -> tuple[Response, Callable[[Tensor], Tensor]]:
+) -> tuple[implicit.Answer, Callable[[Tensor], Tensor]]:
     """`implicit.torch_system` by compiled kernels."""
     from torchcmdp.kernels.geometry import geometry_of
     from torchcmdp.kernels.pairs import AT_LOWER, AT_UPPER
@@ -186,4 +185,4 @@ def _compiled_system(
 
     found_p, at = (torch.from_numpy(array).view_as(target) for array in (p, code))
     found_t, found_s = (torch.from_numpy(array).view(target.shape[:-1]) for array in (t, s))
-    return Response(v, v[:, 0, 0], found_p, at == AT_LOWER, at == AT_UPPER, found_t, found_s), solve
+    return implicit.Answer(found_p, at == AT_LOWER, at == AT_UPPER, found_t, found_s, v), solve

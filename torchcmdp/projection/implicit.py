@@ -20,16 +20,27 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, DEPENDENT
 from torchcmdp.layout import Layout
 from torchcmdp.projection.torch_multipliers import units
-from torchcmdp.projection.torch_pairs import Response, evaluate, factor, hessian, make_problem, next_potentials
+from torchcmdp.projection.torch_pairs import batch_last, evaluate, factor, make_problem
 
 Duals = tuple[Tensor, Tensor]  # potentials (B x L x S) and multipliers (B x m)
+
+
+class Answer(NamedTuple):
+    """Every pair's answer to the duals."""
+
+    p: Tensor  # (B x L x S x A x K)
+    at_lower: Tensor  # (B x L x S x A x K), bool
+    at_upper: Tensor
+    t: Tensor  # (B x L x S x A), with p = exp(t + target + v(y)) on the free entries
+    s: Tensor  # (B x L x S x A)
+    v: Tensor  # (B x L x S), the potentials, perhaps shifted so that every layer has mass one
 
 
 class How(NamedTuple):
     """Which problem, and who answers its pairs and solves its Newton system: `torch_system`, or one with the same signature."""
 
     layout: Layout
-    system: Callable[..., tuple[Response, Callable[[Tensor], Tensor]]]
+    system: Callable[..., tuple[Answer, Callable[[Tensor], Tensor]]]
 
 
 class Point(NamedTuple):
@@ -84,6 +95,11 @@ class Point(NamedTuple):
         v, m = duals
         pair = v.unsqueeze(-1) + (m[:, :, None, None, None] * self.costs).sum(1)
         return pair, -next_potentials(self.layout, v)
+
+
+def next_potentials(layout: Layout, v: Tensor) -> Tensor:
+    """v(y) of each pair's successors, zero at the terminal layer: `(B x L x S x A x K)`, or `(B x L x 1 x 1 x S)` without lists."""
+    return layout.ahead(torch.cat([v[:, 1:], torch.zeros_like(v[:, :1])], 1))
 
 
 def push(point: Point, tangents: tuple[Tensor, ...]) -> Tensor:
@@ -227,19 +243,21 @@ def _newton_system(
     return solve
 
 
-def torch_system(theta: tuple[Tensor, ...], duals: Duals, layout: Layout) -> tuple[Response, Callable[[Tensor], Tensor]]:
+def torch_system(theta: tuple[Tensor, ...], duals: Duals, layout: Layout) -> tuple[Answer, Callable[[Tensor], Tensor]]:
     """The pairs' responses, and a solve with the Hessian of the potentials for columns `(B x C x L x S)`, on any device."""
     target, lower, upper, costs = theta
     problem = make_problem(layout, target, lower, upper, costs, cap=math.inf)
     # no host read keeps the derivative usable in fixed-iteration mode
-    response = evaluate(problem, *duals, fixed=True)
-    cholesky, scale, _, _ = factor(*hessian(problem, response))
+    response = evaluate(problem, duals[0].movedim(0, -1), duals[1].mT, fixed=True)
+    cholesky, scale = factor(layout, response, fixed=True)
     scale = scale.unsqueeze(1)
 
     def solve(columns: Tensor) -> Tensor:
         return (scale * torch.cholesky_solve((scale * columns.flatten(2)).mT, cholesky).mT).view_as(columns)
 
-    return response, solve
+    p, side = batch_last(response.p), batch_last(response.side)
+    t, s, v = (tensor.movedim(-1, 0) for tensor in (response.t, response.s, response.v))
+    return Answer(p, side > 0, side < 0, t, s, v), solve
 
 
 def vmapped(function: type[Function]) -> Callable[..., Any]:

@@ -1,4 +1,7 @@
-"""The Newton solver of `kernels` in batched torch, for any device: a shrinking batch, or fixed steps and no host read."""
+"""The Newton solver of `kernels` in batched torch, for any device: a shrinking batch, or fixed steps and no host read.
+
+Inside, the batch is the last axis (see `torch_pairs`).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,8 @@ from torchcmdp.kernels.limits import (
     WITHOUT_CURVATURE,
 )
 from torchcmdp.layout import Layout
-from torchcmdp.occupancy import uniform_policy
 from torchcmdp.projection.torch_multipliers import least_violation, units
-from torchcmdp.projection.torch_pairs import Problem, Response, evaluate, flows, make_problem
+from torchcmdp.projection.torch_pairs import Problem, Response, arrivals_at, batch_last, evaluate, make_problem
 from torchcmdp.projection.torch_step import direction, is_full, polished, residuals, rounding, slack
 from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
@@ -52,25 +54,25 @@ def solve(
     invalid = find_invalid(target, lower, upper, costs, layout)
     scale = units(costs)
     problem = make_problem(layout, target, lower, upper, costs / scale[:, :, None, None, None], cap)
-    batch, m = target.shape[0], costs.shape[1]
-    v = torch.zeros(batch, layout.layers, layout.width, dtype=target.dtype, device=target.device)
-    lam = torch.zeros(batch, m, dtype=target.dtype, device=target.device)
+    batch, m = costs.shape[:2]
+    v, lam = target.new_zeros(layout.layers, layout.width, batch), target.new_zeros(m, batch)
     if fixed_iterations is not None:
-        goal = torch.full((batch,), tolerance, dtype=target.dtype, device=target.device)
+        goal = torch.full_like(problem.cap, tolerance)
         iterations = torch.full((batch,), fixed_iterations, dtype=torch.int64, device=target.device)
         v, lam, iterations, _ = newton(problem, v, lam, goal, iterations, fixed_iterations)
         empty = least_violation(problem, lam) > CERTAIN
     else:
-        keep = (~invalid).nonzero().squeeze(-1)
         iterations = torch.zeros(batch, dtype=torch.int64, device=target.device)
-        v[keep], lam[keep], iterations[keep] = minimise(
-            problem.take(keep), v[keep], lam[keep], tolerance, max_iterations, PLAIN_ITERATIONS
+        keep = (~invalid).nonzero().squeeze(-1)
+        part = problem if len(keep) == batch else problem.take(keep)
+        v[..., keep], lam[:, keep], iterations[keep] = minimise(
+            part, v[..., keep], lam[:, keep], tolerance, max_iterations, PLAIN_ITERATIONS
         )
         empty = raise_caps(problem, v, lam, iterations, keep, tolerance, max_iterations)
     if fixed_iterations is not None:
         response = evaluate(problem, v, lam, True)
     else:
-        response, lam = polished(problem, v, lam, problem.cap.squeeze(-1) > cap)
+        response, lam = polished(problem, v, lam, problem.cap > cap)
     return certify(problem, response, lam, scale, cap, empty, iterations, invalid)
 
 
@@ -79,12 +81,12 @@ def minimise(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Newton's method from (v, lam), and on a cooling schedule from zero where that fails; returns (v, lam) and iterations."""
     plain = min(plain, max_iterations)
-    goal = torch.full_like(v[:, 0, 0], tolerance)
+    goal = torch.full_like(problem.cap, tolerance)
     limit = torch.full(goal.shape, plain, dtype=torch.int64, device=v.device)
     v, lam, iterations, done = newton(problem, v, lam, goal, limit)
     hard = (~done).nonzero().squeeze(-1)
     if len(hard) and max_iterations > plain:
-        v[hard], lam[hard], spent = cooled(problem.take(hard), tolerance, max_iterations - plain)
+        v[..., hard], lam[..., hard], spent = cooled(problem.take(hard), tolerance, max_iterations - plain)
         iterations[hard] += spent
     return v, lam, iterations
 
@@ -97,29 +99,29 @@ def raise_caps(
     Returns which sets are empty, `(B)`.
     """
     empty = torch.zeros_like(iterations, dtype=torch.bool)
-    open_, cap = keep[is_full(lam[keep], problem.cap[keep])], problem.cap.clone()
+    open_, cap = keep[is_full(lam[:, keep], problem.cap[keep])], problem.cap.clone()
     now_v, now_lam, before = v.clone(), lam.clone(), torch.zeros_like(lam)
     while len(open_):
         part = problem.take(open_)._replace(cap=cap[open_])
-        response, _ = polished(part, now_v[open_], now_lam[open_], (cap > problem.cap)[open_].squeeze(-1))
-        violation = recover(part, response)[2].amax(1)
-        undecided = is_full(now_lam[open_], cap[open_]) & (violation > ACCEPTABLE_RESIDUAL) & (cap[open_, 0] < HIGHEST_CAP)
+        response, _ = polished(part, now_v[..., open_], now_lam[:, open_], (cap > problem.cap)[open_])
+        violation = recover(part, response)[2].amax(0)
+        undecided = is_full(now_lam[:, open_], cap[open_]) & (violation > ACCEPTABLE_RESIDUAL) & (cap[open_] < HIGHEST_CAP)
         # as the cap rises the multipliers tend to a line, whose direction is the best proof there is
-        gained = (now_lam - before)[open_].clamp_min(0)
-        proven = torch.maximum(least_violation(part, now_lam[open_]), least_violation(part, gained)) > CERTAIN
+        gained = (now_lam - before)[:, open_].clamp_min(0)
+        proven = torch.maximum(least_violation(part, now_lam[:, open_]), least_violation(part, gained)) > CERTAIN
         empty[open_] |= proven
         undecided &= ~proven
         # where the raised cap has led to a safe occupancy it stays; a set that turned out empty keeps its own cap's answer
         found = open_[~undecided & (violation <= ACCEPTABLE_RESIDUAL)]
-        v[found], lam[found], problem.cap[found] = now_v[found], now_lam[found], cap[found]
+        v[..., found], lam[:, found], problem.cap[found] = now_v[..., found], now_lam[:, found], cap[found]
         open_ = open_[undecided]
         if len(open_) == 0:
             break
         cap[open_] *= 10
         before = now_lam.clone()
         part = problem.take(open_)._replace(cap=cap[open_])
-        now_v[open_], now_lam[open_], spent = minimise(
-            part, now_v[open_], now_lam[open_], tolerance, max_iterations, WARM_ITERATIONS
+        now_v[..., open_], now_lam[:, open_], spent = minimise(
+            part, now_v[..., open_], now_lam[:, open_], tolerance, max_iterations, WARM_ITERATIONS
         )
         iterations[open_] += spent
     return empty
@@ -128,8 +130,8 @@ def raise_caps(
 def find_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> Tensor:
     """Instances with NaN, infinite costs, or intervals that hold no distribution: `(B)` bool."""
     real, pairs = layout.transition_mask(target.device), layout.pair_mask(target.device)
-    entries = (~(target < torch.inf) | ~(lower >= 0) | ~(upper >= lower)) & real
-    sums = (~(lower.sum(-1) <= 1 + 1e-9) | ~(upper.sum(-1) >= 1 - 1e-9)) & pairs
+    entries = ~((target < torch.inf) & (lower >= 0) & (upper >= lower)) & real
+    sums = ~((lower.sum(-1) <= 1 + 1e-9) & (upper.sum(-1) >= 1 - 1e-9)) & pairs
     return entries.flatten(1).any(1) | sums.flatten(1).any(1) | (~costs.isfinite() & pairs).flatten(1).any(1)
 
 
@@ -140,11 +142,11 @@ def newton(
 
     Returns (v, lam), the iterations spent and whether the tolerance was met, per instance.
     """
-    batch, fixed = v.shape[0], fixed_iterations is not None
+    fixed = fixed_iterations is not None
     final_v, final_lam = v.clone(), lam.clone()
     iterations = limit.clone()
-    done = torch.zeros(batch, dtype=torch.bool, device=v.device)
-    active = torch.arange(batch, device=v.device)
+    done = torch.zeros_like(limit, dtype=torch.bool)
+    active = torch.arange(len(limit), device=v.device)
     response = evaluate(problem, v, lam, fixed)
     best = previous = torch.full_like(tolerance, torch.inf)
     reach = torch.full_like(tolerance, LONGEST_MOVE)
@@ -163,12 +165,12 @@ def newton(
             converged = converged | ((stalled >= 4) & acceptable)
             stop = converged | (limit[active] <= iteration)
             if bool(stop.any()):
-                final_v[active], final_lam[active] = response.v, lam
+                final_v[..., active], final_lam[:, active] = response.v, lam
                 iterations[active], done[active] = iteration, converged
                 keep = (~stop).nonzero().squeeze(-1)
                 if len(keep) == 0:
                     break
-                active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), lam[keep]
+                active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), lam[:, keep]
                 tolerance, best, reach, stalled = tolerance[keep], best[keep], reach[keep], stalled[keep]
                 previous = previous[keep]
         response = rebalance(problem, response, lam, fixed)
@@ -180,7 +182,7 @@ def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) 
     """The largest KKT residual, whether it and each state's own will do, and whether they do for want of precision: `(B)` each."""
     flow, relative, safety = residuals(problem, response, lam)
     # a violation costs `cap` in the duality gap
-    price = (problem.cap.squeeze(-1) / 500).clamp_min(1)
+    price = (problem.cap / 500).clamp_min(1)
     worst = torch.maximum(flow, price * safety)
     acceptable = (price * rounding(response, lam)).clamp_min(ACCEPTABLE_RESIDUAL)
     converged = (worst <= tolerance) & (relative <= tolerance.clamp_min(RELATIVE_TOLERANCE))
@@ -193,14 +195,13 @@ def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
     There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
     """
     for _ in range(FIXED_REBALANCINGS if fixed else REBALANCINGS):
-        inflow, outflow = flows(problem.layout, response)
-        both = (inflow > 0) & (outflow > 0)
-        imbalance = torch.where(both, inflow, 1.0).log() - torch.where(both, outflow, 1.0).log()
-        imbalance = torch.where(imbalance.abs() > 3, imbalance, 0.0)
-        if not fixed and not bool((imbalance != 0).any()):
+        imbalance = response.inflow.log() - response.outflow.log()
+        size = imbalance.abs()
+        far = (size > 3) & (size < torch.inf)
+        if not fixed and not bool(far.any()):
             break
-        trial = evaluate(problem, response.v - 0.5 * imbalance, lam, fixed)
-        better = (trial.value <= response.value + slack(response, lam)) & (imbalance != 0).flatten(1).any(1)
+        trial = evaluate(problem, response.v - torch.where(far, 0.5 * imbalance, 0.0), lam, fixed)
+        better = (trial.value <= response.value + slack(response, lam)) & far.flatten(0, 1).any(0)
         response = trial.where(better, response)
         if not fixed and not bool(better.any()):
             break
@@ -213,32 +214,29 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, reach: Tensor
     No potential moves further than `reach` `(B)`; the next step may go twice as far where this one was cut and did well.
     """
     dv, dlam, slope = direction(problem, response, lam, fixed)
-    longest = dv.abs().flatten(1).amax(1)
+    longest = dv.abs().amax((0, 1))
     length = reach / torch.maximum(longest, reach)
     allowed = slack(response, lam)
 
     def go(length: Tensor) -> tuple[Response, Tensor]:
-        moved = (lam + length[:, None] * dlam).clamp_min(0)
-        moved = moved * (problem.cap / torch.maximum(moved.sum(-1, keepdim=True), problem.cap))
-        return evaluate(problem, response.v + length[:, None, None] * dv, moved, fixed), moved
+        moved = (lam + length * dlam).clamp_min(0)
+        moved = moved * (problem.cap / torch.maximum(moved.sum(0), problem.cap))
+        return evaluate(problem, response.v + length * dv, moved, fixed), moved
 
-    trial, trial_lam = response, lam
-    accepted = torch.zeros_like(slope, dtype=torch.bool)
-    whole = accepted
-    for attempt in range(FIXED_HALVINGS if fixed else 35):
-        new, new_lam = go(length)
-        good = new.value <= response.value + 1e-4 * length * slope + allowed
-        if attempt == 0:
-            whole = good & (longest > 1) & (longest <= reach)
-            reach = torch.where(good & (longest > reach), 2 * reach, reach)
-        take = good & ~accepted
-        trial, trial_lam = (
-            (new, new_lam) if attempt == 0 else (new.where(take, trial), torch.where(take[:, None], new_lam, trial_lam))
-        )
-        accepted = accepted | good
-        if not fixed and bool(accepted.all()):
+    trial, trial_lam = go(length)
+    good = trial.value <= response.value + 1e-4 * length * slope + allowed
+    whole = good & (longest > 1) & (longest <= reach)
+    reach = torch.where(good & (longest > reach), 2 * reach, reach)
+    for attempt in range(1, FIXED_HALVINGS if fixed else 35):
+        if not fixed and bool(good.all()):
             break
-        length = torch.where(accepted, length, 0.5 * length)
+        if attempt == 1:
+            trial, trial_lam = trial.where(good, response), torch.where(good, trial_lam, lam)
+        length = torch.where(good, length, 0.5 * length)
+        new, new_lam = go(length)
+        take = (new.value <= response.value + 1e-4 * length * slope + allowed) & ~good
+        trial, trial_lam = new.where(take, trial), torch.where(take, new_lam, trial_lam)
+        good = good | take
     for _ in range(0 if fixed else 35):
         whole = whole & (trial.value < response.value + WITHOUT_CURVATURE * length * slope - allowed)
         if not bool(whole.any()):
@@ -246,20 +244,18 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, reach: Tensor
         length = torch.where(whole, 2 * length, length)
         new, new_lam = go(length)
         whole = whole & (new.value < trial.value)
-        trial, trial_lam = new.where(whole, trial), torch.where(whole[:, None], new_lam, trial_lam)
-    stuck = ~accepted
-    return response.where(stuck, trial), torch.where(stuck[:, None], lam, trial_lam), reach
+        trial, trial_lam = new.where(whole, trial), torch.where(whole, new_lam, trial_lam)
+    return trial, trial_lam, reach
 
 
 def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """Newton's method on a cooling schedule (see `kernels.newton.cooled_newton`)."""
-    usable = problem.upper > 0
-    top = torch.where(usable, problem.target, -torch.inf).flatten(1).amax(1)
-    bottom = torch.where(usable & (problem.target > -1e20), problem.target, torch.inf).flatten(1).amin(1)
-    temperature = ((top - bottom + problem.cap.squeeze(-1)) / 8).clamp_min(1)
-    v = torch.zeros(problem.target.shape[:3], dtype=top.dtype, device=top.device)
-    lam = torch.zeros(problem.costs.shape[:2], dtype=top.dtype, device=top.device)
-    used = torch.zeros(len(top), dtype=torch.int64, device=top.device)
+    usable, target = (tensor.flatten(0, 3) for tensor in (problem.upper > 0, problem.target))
+    top = torch.where(usable, target, -torch.inf).amax(0)
+    bottom = torch.where(usable & (target > -1e20), target, torch.inf).amin(0)
+    temperature = ((top - bottom + problem.cap) / 8).clamp_min(1)
+    v, lam = top.new_zeros(problem.target.shape[1:3] + top.shape), top.new_zeros(problem.costs.shape[3:])
+    used = torch.zeros_like(top, dtype=torch.int64)
     while True:
         last = bool((temperature <= 1).all())
         goal = torch.full_like(temperature, tolerance if last else 1e-3)
@@ -269,48 +265,43 @@ def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Ten
         if last:
             return v, lam, used
         cooler = (temperature / 4).clamp_min(1)
-        v = v * (temperature / cooler)[:, None, None]
-        lam = lam * (temperature / cooler)[:, None]
+        v, lam = v * (temperature / cooler), lam * (temperature / cooler)
         temperature = cooler
 
 
 def recover(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tensor]:
     """The occupancy of the dual's policy and kernel, its logarithm, and what it spends of each constraint and a zero."""
     layout = problem.layout
-    real = layout.transition_mask(response.v.device)
-    out = response.s.sum(-1, keepdim=True)
-    policy = torch.where(out > 0, response.s / torch.where(out > 0, out, 1.0), uniform_policy(layout, device=out.device))
-    mass = torch.zeros_like(out[:, 0, :, 0])
-    mass[:, 0] = 1
-    flow = []
-    for k in range(layout.layers):
-        layer = (mass.unsqueeze(-1) * policy[:, k]).unsqueeze(-1) * response.p[:, k]
-        flow.append(torch.where(real[k], layer, 0.0))
-        mass = layout.arrivals(flow[-1], k)
-    occupancy = torch.stack(flow, 1)
-    positive = occupancy > 0
-    log_occupancy = torch.where(positive, torch.where(positive, occupancy, 1.0).log(), -torch.inf)
-    used = (problem.costs * occupancy.sum(-1).unsqueeze(1)).sum(dim=(2, 3, 4))
-    return occupancy, log_occupancy, torch.nn.functional.pad(used, (0, 1))
+    real = layout.transition_mask(response.v.device).movedim(-1, 0).unsqueeze(-1)
+    pairs = layout.pair_mask(response.v.device).unsqueeze(-1)
+    out = response.outflow.unsqueeze(2)
+    policy = torch.where(out > 0, response.s / out, pairs / layout.action_counts(out.device).unsqueeze(-1))
+    flow = torch.where(real, response.p * policy, 0.0)
+    for k in range(1, layout.layers):
+        flow[:, k] *= arrivals_at(layout, flow, k).unsqueeze(1)
+    log_flow = torch.where(flow > 0, flow.log(), -torch.inf)
+    used = (problem.costs * flow.sum(0).unsqueeze(3)).sum((0, 1, 2))
+    return flow, log_flow, torch.nn.functional.pad(used, (0, 0, 0, 1))
 
 
 def certify(
     problem: Problem, response: Response, lam: Tensor, scale: Tensor, cap: float, empty: Tensor, iterations: Tensor, invalid: Tensor
 ) -> tuple[Tensor, ...]:
-    """The fields of the result, with residual and duality gap (see `kernels.projection.certify`)."""
+    """The fields of the result, batch first, with residual and duality gap (see `kernels.projection.certify`)."""
     occupancy, log_occupancy, used = recover(problem, response)
-    violation = used.amax(1)
+    violation = used.amax(0)
     surplus = torch.where(occupancy > 0, occupancy * (log_occupancy - problem.target), 0.0)
-    gap = surplus.flatten(1).sum(1) + response.value + lam.sum(1) * violation
-    level = (lam * used[:, :-1]).sum(1) / problem.cap.squeeze(-1)
+    gap = surplus.sum((0, 1, 2, 3)) + response.value + lam.sum(0) * violation
     full = is_full(lam, problem.cap)
+    level = (lam * used[:-1]).sum(0) / problem.cap
     unpriced = violation - torch.where(full, level.clamp_min(0), 0.0)
     empty = empty & full & (violation > ACCEPTABLE_RESIDUAL)
     safe = empty | (violation <= ACCEPTABLE_RESIDUAL)
     # at the cap the gap is a difference of numbers as large as the dual value, and it grows with the multipliers
-    raised = (ACCEPTABLE_GAP * problem.cap.squeeze(-1) / cap).clamp_max(LARGEST_GAP)
+    raised = (ACCEPTABLE_GAP * problem.cap / cap).clamp_max(LARGEST_GAP)
     allowed = torch.where(empty, ACCEPTABLE_GAP * (1 + response.value.abs()), raised)
     failed = ~((unpriced <= ACCEPTABLE_RESIDUAL) & (gap <= allowed) & safe)
-    status = torch.where(failed, MAX_ITERATIONS, torch.where(empty, ELASTIC, SOLVED)).to(torch.int8)
-    status = torch.where(invalid, torch.full_like(status, INVALID), status)
-    return occupancy, log_occupancy, response.v, lam / scale, status, unpriced, gap, iterations
+    status = torch.where(failed, MAX_ITERATIONS, torch.where(empty, ELASTIC, SOLVED))
+    status = torch.where(invalid, INVALID, status).to(torch.int8)
+    v = response.v.movedim(-1, 0).contiguous()
+    return batch_last(occupancy), batch_last(log_occupancy), v, lam.mT / scale, status, unpriced, gap, iterations

@@ -31,8 +31,9 @@ PLAYERS = NAMES | {f"{key}{end}": f"{name} {word}" for key, name in NAMES.items(
 Results = dict[str, dict[str, tc.RunResult]]
 WEIGHT = 2.0  # of the positive violation in the loss by which learners are ranked; that of `train tune`
 STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}"
-    "table{border-collapse:collapse;margin:1em 0}td,th{border-bottom:1px solid #ddd;padding:.3em .8em;text-align:left}"
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}"
+    "div{overflow-x:auto;margin:1em 0}table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}"
+    "td,th{border-bottom:1px solid #ddd;padding:.3em .6em;text-align:left;vertical-align:bottom}td{white-space:pre}"
     "img{max-width:100%}"
 )
 
@@ -59,16 +60,17 @@ def write_problem(folder: Path, name: str, results: Mapping[str, tc.RunResult]) 
 def write_report(folder: Path, results: Results, options: Mapping[str, Any]) -> None:
     """report.md, report.html and what is printed."""
     who = f"{len(results)} problems, {len(options['learners'])} learners with {options['constants']} constants"
+    full = all(len(found) == len(_players(results)) for found in results.values())
     parts = [
         "# Comparison",
         f"{who}, {options['seeds']} seeds of {options['episodes']:,} episodes; 95% intervals. Regret and violations are in the "
         f"units of each problem. Learners are ranked by their loss, (regret + {WEIGHT:g} x positive violation) / episodes in "
-        "normal form, in the mean over seeds.",
+        f"normal form, in the mean over seeds{'' if full else '; - where a learner sits a problem out, since it needs a margin'}.",
         "## Ranks",
         ranks(results),
         "## Pairwise wins",
         "How often the learner of the row had the smaller loss than that of the column with the same seed: the share of seeds, in "
-        "the mean over the problems, and its interval over them; a draw is half a win.",
+        "the mean over the problems that both play, and its interval over them; a draw is half a win.",
         wins(results),
         *(part for name, found in results.items() for part in _problem_parts(name, found)),
     ]
@@ -91,33 +93,39 @@ def _problem_parts(name: str, results: Mapping[str, tc.RunResult]) -> list[str]:
 
 
 def ranks(results: Results) -> str:
-    """The rank of each learner on each problem by its mean loss, and its mean rank with an interval over the problems."""
-    learners = list(next(iter(results.values())))
-    places = []
-    for found in results.values():
-        means = torch.stack([loss(found[key]).mean() for key in learners]).nan_to_num(nan=torch.inf)
-        places.append((means[:, None] > means[None]).sum(1) + 1)
-    placed = torch.stack(places).double()  # (problems x learners)
-    order = placed.mean(0).argsort().tolist()
+    """The rank of each learner on each problem that it plays by its mean loss, and its mean rank with an interval over them."""
+    learners = _players(results)
+    places = torch.full((len(results), len(learners)), torch.nan, dtype=torch.float64)
+    for row, found in zip(places, results.values(), strict=True):
+        here = [j for j, key in enumerate(learners) if key in found]
+        means = torch.stack([loss(found[learners[j]]).mean() for j in here]).nan_to_num(nan=torch.inf)
+        row[here] = (means[:, None] > means[None]).sum(1).double() + 1
     rows = []
-    for j in order:
-        firsts = int((placed[:, j] == 1).sum())
-        mean = plus_minus(*(float(x) for x in mean_and_interval(placed[:, j])), ".2f")
-        rows.append([PLAYERS[learners[j]], mean, str(firsts), " ".join(f"{int(place)}" for place in placed[:, j])])
+    for j in places.nanmean(0).argsort().tolist():
+        own = places[:, j]
+        mean = plus_minus(*(float(x) for x in mean_and_interval(own[own.isfinite()])), ".2f")
+        each = " ".join(f"{'-' if place.isnan() else int(place):>{len(str(len(learners)))}}" for place in own)
+        rows.append([PLAYERS[learners[j]], mean, str(int((own == 1).sum())), each])
     return table(["learner", "mean rank", "first on", "rank on each problem, in the order below"], rows, "ranks")
 
 
 def wins(results: Results) -> str:
-    """A row and a column a learner."""
-    learners = list(next(iter(results.values())))
+    """A row and a column a learner, over the problems that both of them play."""
+    learners = _players(results)
     rows = []
     for mine in learners:
         cells = [PLAYERS[mine]]
         for other in learners:
-            shares = torch.stack([_share(loss(found[mine]), loss(found[other])) for found in results.values()])
-            cells.append("-" if mine == other else plus_minus(*(float(x) for x in mean_and_interval(shares)), ".2f"))
+            shares = [_share(loss(found[mine]), loss(found[other])) for found in results.values() if {mine, other} <= found.keys()]
+            band = mean_and_interval(torch.stack(shares)) if shares and mine != other else None
+            cells.append("-" if band is None else plus_minus(*(float(x) for x in band), ".2f"))
         rows.append(cells)
     return table(["", *(PLAYERS[key] for key in learners)], rows, "pairwise wins")
+
+
+def _players(results: Results) -> list[str]:
+    """All who play a problem, in the order of the options: one that sits some of them out is in the others."""
+    return [key for key in PLAYERS if any(key in found for found in results.values())]
 
 
 def _share(mine: Tensor, other: Tensor) -> Tensor:
@@ -139,9 +147,12 @@ def _block(block: str) -> str:
         return f"<h{size}>{html.escape(heading[2])}</h{size}>"
     if block.startswith("|"):
         lines = [line.strip("|").split("|") for line in block.splitlines()]
-        return f"<table>{_line(lines[0], 'th')}{''.join(_line(line, 'td') for line in lines[2:])}</table>"
+        return f"<div><table>{_line(lines[0], 'th')}{''.join(_line(line, 'td') for line in lines[2:])}</table></div>"
     return f"<p>{html.escape(block)}</p>"
 
 
 def _line(cells: Sequence[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(cell.strip())}</{tag}>" for cell in cells) + "</tr>"
+    # a space that is as wide as a digit keeps numbers of one and two digits in line
+    shown = [cell[1:].rstrip().replace("+-", "±").replace("  ", " \u2007") for cell in cells]
+    shown = [f"\u2007{cell[1:]}" if cell.startswith(" ") else cell for cell in shown]
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in shown) + "</tr>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ class Scene:
     @cached_property
     def drawn(self) -> tuple[tc.LayeredCMDP, list[int]]:
         """Its CMDPs, one an instance, and their seeds."""
-        return instances(self.preset, self.job.instances)
+        return _drawn(self.job.preset, self.job.instances)
 
     def processes(self, runs: int) -> tuple[tc.Process, tc.Process]:
         """Rewards and costs for so many runs."""
@@ -146,6 +146,12 @@ class Scene:
         return tc.run(
             who, env, job.episodes, logdir, every, progress=False, fresh=job.fresh, images=False, on_progress=self.beat
         ), env
+
+
+@lru_cache(maxsize=32)
+def _drawn(preset: str, count: int) -> tuple[tc.LayeredCMDP, list[int]]:
+    """The instances of an experiment, which are the same for every family: to find such as bind takes linear programs."""
+    return instances(preset_of(preset), count)
 
 
 def play(job: Job, beat: Any = None) -> Outcome:

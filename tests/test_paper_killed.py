@@ -1,0 +1,97 @@
+"""`train paper` killed, in one process and in many: what is left is as if nothing had happened, and nobody plays on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchcmdp as tc
+from torchcmdp.folder import RunFolder
+from torchcmdp.run.blocks import Blocks
+from train.paper import experiment, report
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing after it is done."""
+
+
+def test_kills_at_any_moment_leave_no_trace_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adversarial experiment, its recording and its replays, killed again and again: every byte is as if it never was."""
+    run, left = tc.run, [10**9]
+
+    def mortal(real: Any) -> Any:
+        def act(*arguments: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return real(*arguments)
+
+        return act
+
+    monkeypatch.setattr(Blocks, "play", mortal(Blocks.play))
+    monkeypatch.setattr(tc, "run", lambda *args, **options: run(*args, **options, checkpoint_episodes=3))
+
+    def play(name: str) -> experiment.Outcome:
+        return experiment.play(experiment.Job("adversarial-1", "small", 12, 2, 2, tmp_path / name, False))
+
+    report.write_experiment(tmp_path / "whole", [play("whole")])
+    for kills in range(1, 100):
+        left[0] = (3, 2, 5, 4)[kills % 4]
+        try:
+            report.write_experiment(tmp_path / "killed", [play("killed")])
+            break
+        except Killed:
+            continue
+    assert 10 < kills < 99
+    files = [{path.relative_to(tmp_path / name): path for path in (tmp_path / name).rglob("*.csv")} for name in ("whole", "killed")]
+    assert set(files[0]) == set(files[1]) and len(files[0]) == 8
+    for name, path in files[0].items():
+        assert path.read_bytes() == files[1][name].read_bytes(), name
+
+
+@pytest.mark.slow
+def test_the_command_killed_at_chosen_writes_is_as_if_it_never_was(tmp_path: Path) -> None:
+    """`paper --quick` dies by SIGKILL in the middle of a write, again and again; its summaries are those of one that never did."""
+
+    def summaries(name: str, *writes: int) -> dict[str, bytes]:
+        size = ["--instances", "2", "--runs", "2", "--episodes", "12", "--jobs", "1"]
+        command = ["paper", "adversarial-1", "--quick", *size, "--name", name, "--logdir", str(tmp_path)]
+        attempts = [sys.executable, "tests/kill_at.py", ",".join(map(str, (*writes, 0))), *command]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "TORCHCMDP_THREADS"), "1")
+        root = Path(__file__).parents[1]
+        environment = {**os.environ, **threads, "PYTHONPATH": str(root)}
+        done = subprocess.run(attempts, cwd=root, env=environment, capture_output=True, text=True)
+        assert json.loads(done.stdout.splitlines()[-1]) == [-signal.SIGKILL] * len(writes) + [0], done.stderr
+        folder = tmp_path / f"{name}-quick"
+        texts = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.csv")}
+        return {**texts, "claims": (folder / "report-partial.md").read_bytes().partition(b"## Claims")[2]}
+
+    whole = summaries("whole")
+    # in each of four families three own sequences, a recording and three replays; the summary and the claims
+    assert len(whole) == 30 and whole["claims"]
+    killed = summaries("killed", 4, 13, 37, 60)
+    assert set(killed) == set(whole)
+    assert [name for name in whole if killed[name] != whole[name]] == []
+
+
+def test_workers_die_with_who_started_them(tmp_path: Path) -> None:
+    """Or they would play on, and keep their folders from whoever continues."""
+    command = [sys.executable, "-m", "train", "paper", "simplex-1", "--quick", "--episodes", "100000", "--jobs", "2"]
+    started = subprocess.Popen([*command, "--logdir", str(tmp_path)], cwd=Path(__file__).parents[1], stderr=subprocess.PIPE)
+    folder = tmp_path / "paper-quick" / "simplex-1"
+    while started.poll() is None and len(list(folder.glob("*/wc-ops/config.json"))) < 2:
+        time.sleep(0.1)
+    started.kill()
+    assert started.stderr is not None
+    started.stderr.read()  # ends when nobody is left who could write to it
+    assert started.wait() == -signal.SIGKILL
+    for place in folder.glob("*/wc-ops"):
+        RunFolder(place).close()  # nobody holds it
