@@ -129,8 +129,8 @@ def test_cuda_tensors_go_to_the_kernels_where_there_are_any_and_to_torch_elsewhe
     assert tc.Newton().settings(torch.device("cpu")).backend == "compiled"
     learner, env = parts("wc-ops", "bernoulli")
     session = Session(learner, env, 2, 2, tc.distributed.Crew(3, alone=True))
-    for kind in (type(learner), type(env)):
-        monkeypatch.setattr(kind, "device", property(lambda _: CUDA))
+    monkeypatch.setattr(type(learner), "device", property(lambda _: CUDA))
+    monkeypatch.setattr(env, "device", CUDA)
     monkeypatch.setattr("torchcmdp.simulator.is_packable", lambda process, device: device == CUDA)
     needs = "kernels on a GPU need numba-cuda"
     assert session.obstacle.startswith("" if usable else needs) and bool(session.obstacle) != usable
