@@ -1,7 +1,7 @@
 """`kill_at.py 9,60,0 COMMAND ...`: the command dies by SIGKILL in the middle of its 9th write, then of its 60th; the last one ends.
 
-A process of its own for `test_paper`: it forks, so that an attempt need not import everything again, and must have no threads.
-Prints how each attempt ended.
+Before, it is done once without dying, under the name `whole`; the others are `killed`. A process of its own for the tests: it
+forks, so that an attempt need not import and compile everything again, and must have no threads. Prints how each attempt ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kill_often import start
 
 import torchcmdp as tc
 from torchcmdp import events, files, folder
+from train.__main__ import main
 
 real = files.write_file
 
@@ -38,9 +39,9 @@ def mortal(last: int) -> None:
 
 if __name__ == "__main__":
     tc.run = functools.partial(tc.run, checkpoint_episodes=5)
-    ends = []
+    ends = [main([*sys.argv[2:], "--name", "whole"])]
     for last in map(int, sys.argv[1].split(",")):
         mortal(last)
-        _, status = os.waitpid(start(sys.argv[2:]), 0)
+        _, status = os.waitpid(start([*sys.argv[2:], "--name", "killed"]), 0)
         ends.append(os.waitstatus_to_exitcode(status))
     print("\n" + json.dumps(ends))

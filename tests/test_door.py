@@ -146,3 +146,22 @@ def test_another_structure_is_refused_although_its_checksum_is_right(tmp_path: P
         if not refused(lambda: play(tmp_path, kind), path):
             wrong.append((where, name))
     assert not wrong
+
+
+@pytest.mark.parametrize("kind", ["adversarial", "stochastic"])
+def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path, kind: str) -> None:
+    """Not an AttributeError of whoever stumbles over it, but where it stands and what was expected."""
+    state, path = interrupted(tmp_path, kind), tmp_path / "checkpoint.pt"
+    del state["checksum"]
+    parts = [(where, value) for where, value in leaves(state) if where[0] in ("learner", "env", "tracker", "diagnostics")]
+    table = [(where, *each) for where, value in parts for each in mutations(value).items()]
+    table = [row for row in table if row[1] in ("gone", "none", "text", "number") and isinstance(row[0][-1], str)]
+    assert len(table) > 100
+    wrong = []
+    for where, name, other in table:
+        content = mutated(state, where, other)
+        torch.save({**content, "checksum": digest(content)}, path)
+        sentence = refused(lambda: play(tmp_path, kind), path)
+        if f"has no {where[-1]};" not in sentence if name == "gone" else f"'s {where[-1]} is " not in sentence:
+            wrong.append((where, name, sentence[-120:]))
+    assert not wrong, "\n".join(map(str, wrong))

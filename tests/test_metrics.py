@@ -41,7 +41,8 @@ def test_occupancies_sum_to_the_number_of_layers(cmdp: LayeredCMDP, random_polic
     torch.testing.assert_close(q.sum(dim=(-1, -2, -3)), torch.full((5,), 4.0, dtype=torch.float64))
 
 
-def test_sums_equal_their_definitions(random_policy: MakePolicy) -> None:
+@pytest.mark.parametrize("how", ["auto", "torch"])
+def test_sums_equal_their_definitions(how: str, random_policy: MakePolicy) -> None:
     """R_T = T OPT - sum <r, q_t>; V_T and its positive part from the occupancies themselves; all against an explicit loop."""
     runs, episodes = 3, 9
     cmdp = random_cmdp((1, 3, 2, 4, 1), 3, 2, seed=3, feasibility="binding", margin=0.9)
@@ -53,7 +54,8 @@ def test_sums_equal_their_definitions(random_policy: MakePolicy) -> None:
     for t in range(episodes):
         policy = random_policy(cmdp.layout, runs, seed=t)
         trajectory = env.rollout(policy)
-        tracker.update(policy, trajectory)
+        with using(how):
+            tracker.update(policy, trajectory)
         for j in range(runs):
             q = pair_occupancy_of(policy[j], cmdp.transitions)
             reward[j] += (q * cmdp.rewards).sum()

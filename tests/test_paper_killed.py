@@ -61,23 +61,23 @@ def test_kills_at_any_moment_leave_no_trace_in_the_summary(tmp_path: Path, monke
 def test_the_command_killed_at_chosen_writes_is_as_if_it_never_was(tmp_path: Path) -> None:
     """`paper --quick` dies by SIGKILL in the middle of a write, again and again; its summaries are those of one that never did."""
 
-    def summaries(name: str, *writes: int) -> dict[str, bytes]:
-        size = ["--instances", "2", "--runs", "2", "--episodes", "12", "--jobs", "1"]
-        command = ["paper", "adversarial-1", "--quick", *size, "--name", name, "--logdir", str(tmp_path)]
-        attempts = [sys.executable, "tests/kill_at.py", ",".join(map(str, (*writes, 0))), *command]
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "TORCHCMDP_THREADS"), "1")
-        root = Path(__file__).parents[1]
-        environment = {**os.environ, **threads, "PYTHONPATH": str(root)}
-        done = subprocess.run(attempts, cwd=root, env=environment, capture_output=True, text=True)
-        assert json.loads(done.stdout.splitlines()[-1]) == [-signal.SIGKILL] * len(writes) + [0], done.stderr
+    size = ["--instances", "2", "--runs", "2", "--episodes", "12", "--jobs", "1"]
+    command = ["paper", "adversarial-1", "--quick", *size, "--logdir", str(tmp_path)]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "TORCHCMDP_THREADS"), "1")
+    root, writes = Path(__file__).parents[1], (4, 13, 37, 60)
+    attempts = [sys.executable, "tests/kill_at.py", ",".join(map(str, (*writes, 0))), *command]
+    environment = {**os.environ, **threads, "PYTHONPATH": str(root)}
+    done = subprocess.run(attempts, cwd=root, env=environment, capture_output=True, text=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == [0] + [-signal.SIGKILL] * len(writes) + [0], done.stderr
+
+    def summaries(name: str) -> dict[str, bytes]:
         folder = tmp_path / f"{name}-quick"
         texts = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.csv")}
         return {**texts, "claims": (folder / "report-partial.md").read_bytes().partition(b"## Claims")[2]}
 
-    whole = summaries("whole")
+    whole, killed = summaries("whole"), summaries("killed")
     # in each of four families three own sequences, a recording and three replays; the summary and the claims
     assert len(whole) == 30 and whole["claims"]
-    killed = summaries("killed", 4, 13, 37, 60)
     assert set(killed) == set(whole)
     assert [name for name in whole if killed[name] != whole[name]] == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hedge import Hedge, Killed, interrupt, kill, make_env, play, read, steps
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider as DataProvider
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
@@ -21,6 +22,7 @@ TAGS = {
     "Regret/over_sqrt_t",
     "Violation/cumulative",
     "Violation/positive",
+    "Violation/realised",
     "Violation/unsafe_share",
     "Violation/over_sqrt_t",
     "Metrics/EpRet",
@@ -40,8 +42,11 @@ def test_the_tags_and_their_values(tmp_path):
     assert set(events.Tags()["scalars"]) >= set(map(shown, TAGS))
     assert "Theory/regret" not in events.Tags()["scalars"]  # of a learner that has no theorem
     assert steps(events, "Regret/cumulative") == result.episodes.tolist()
-    values = [event.value for event in events.Scalars(shown("Violation/positive"))]
-    assert values == pytest.approx(result.positive_violation.mean(0).tolist(), rel=1e-6)
+    curves = {"cumulative": result.violation, "positive": result.positive_violation, "realised": result.realised_violation}
+    for name, curve in curves.items():  # of mean costs, and of those that were met
+        values = [event.value for event in events.Scalars(shown(f"Violation/{name}"))]
+        assert values == pytest.approx(curve.mean(0).tolist(), rel=1e-6)
+    assert not torch.allclose(result.realised_violation, result.violation)
     trivial = [event.value for event in events.Scalars("Theory/trivial")]
     assert trivial == pytest.approx([3.0 * t for t in result.episodes.tolist()])
 

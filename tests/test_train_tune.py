@@ -314,6 +314,8 @@ def test_a_stage_is_played_again_only_for_other_settings(tmp_path: Path) -> None
 )
 def test_a_mistake_gets_one_sentence_and_code_2(arguments, words, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for place in ("train.tune.study.Work.run", "train.tune.horizons.evaluate"):
+        monkeypatch.setattr(place, lambda *_, **__: pytest.fail("the study was started"))
     assert main(["tune", *arguments]) == 2
     captured = capsys.readouterr()
     assert words in captured.err and captured.out == "" and list(tmp_path.iterdir()) == []

@@ -19,11 +19,10 @@ BESIDE = ("format", "config", "standing", "attributes")
 
 
 def enter(session: Session, state: Mapping[str, Any]) -> None:
-    """Continue from a checkpoint, or refuse it in one sentence.
+    """Continue from a checkpoint whose counts were checked, or refuse it in one sentence.
 
     A component knows best what fits it, and raises what it likes; what it takes must then come out of it as it went in.
     """
-    check_counts(session, state)
     _check_types("the checkpoint", state, {name: part for name, part in session.state().items() if name not in ("axes", *BESIDE)})
     session.restore(state)
     _check_attributes(session, state["attributes"])
