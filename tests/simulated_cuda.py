@@ -17,6 +17,7 @@ from torchcmdp.kernels.engine import using
 from torchcmdp.kernels.projection import Limits
 from torchcmdp.layout import Layout
 from torchcmdp.run.session import Session
+from train.bench.fuzz import derivatives_disagree
 
 EPISODES = 5
 PARTS = ("learner", "env", "tracker", "diagnostics")
@@ -37,7 +38,11 @@ def projected(given: Any, most: int) -> dict[str, torch.Tensor]:
     inputs = [torch.from_numpy(given[name]) for name in ("target", "lower", "upper", "costs")]
     found = cuda.project_batch(layout, *inputs, Limits(200.0, 1e-11, most))
     pulled = cuda.pull_batch(layout, (*inputs, found.potentials, found.multipliers, torch.from_numpy(given["grad"])))
-    return {**found._asdict(), **{f"pulled {j}": tensor for j, tensor in enumerate(pulled)}}
+    answered = cuda.respond_batch(layout, (*inputs, found.potentials, found.multipliers))
+    columns = torch.from_numpy(given["columns"].copy())
+    cuda.solve_batch(layout, answered[0], answered[1], answered[3], columns)
+    parts = {"pulled": pulled, "answered": (*answered, columns)}
+    return {**found._asdict(), **{f"{name} {j}": tensor for name, part in parts.items() for j, tensor in enumerate(part)}}
 
 
 if __name__ == "__main__":
@@ -46,6 +51,7 @@ if __name__ == "__main__":
     given, games = np.load(folder / "in.npz"), json.loads(sys.argv[2])
     torch.save(
         {
+            "disagreeing": derivatives_disagree(3, 20, "cuda"),
             "projected": {most: projected(given, most) for most in (500, 1)},
             "played": {tuple(game): after_episodes("cuda", *game) for game in games},
         },

@@ -22,10 +22,12 @@ from torchcmdp.kernels.engine import using
 from torchcmdp.kernels.geometry import geometry_of
 from torchcmdp.kernels.projection import Limits, project_batch
 from torchcmdp.kernels.pull import pull_batch
+from torchcmdp.kernels.system import respond_batch, solve_batch
 from torchcmdp.kernels.work import room
 from torchcmdp.learners.compiled import obstacle
 from torchcmdp.run.session import Session
 from torchcmdp.status import Status
+from train.bench.fuzz import wild_units
 
 GAMES = [
     *(("wc-ops", process) for process in PROCESSES),
@@ -48,7 +50,9 @@ class Given:
         target[2, 0] = np.nan
         lower, upper = (end.numpy().reshape(4, -1) for end in (safe.lower, safe.upper))
         self.inputs = {"target": target, "lower": lower, "upper": upper, "costs": costs}
-        self.grad = np.random.default_rng(0).normal(size=target.shape) * mask.numpy().ravel()
+        rng = np.random.default_rng(0)
+        self.grad = rng.normal(size=target.shape) * mask.numpy().ravel()
+        self.columns = rng.normal(size=(4, 2, self.layout.layers * self.layout.width))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,8 @@ def simulated(given: Given, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """What came out of one process with the simulator, which everything here shares because it takes seconds to start."""
     folder = tmp_path_factory.mktemp("simulated")
     layout = given.layout
-    np.savez(folder / "in.npz", widths=layout.widths, actions=layout.actions, grad=given.grad, **given.inputs)
+    arrays = {**given.inputs, "grad": given.grad, "columns": given.columns}
+    np.savez(folder / "in.npz", widths=layout.widths, actions=layout.actions, **arrays)
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, str(Path(__file__).with_name("simulated_cuda.py")), str(folder), json.dumps(GAMES)]
     subprocess.run(command, check=True, env=environment)
@@ -86,6 +91,17 @@ def test_the_simulated_gpu_projects_and_differentiates_as_the_cpu_does(given: Gi
     for j, values in enumerate(pulled):
         np.testing.assert_allclose(found[f"pulled {j}"][good], values[good], rtol=1e-6, atol=1e-9, err_msg=str(j))
         assert most == 1 or np.abs(values[good]).max() > 0
+    answered, columns = respond_batch(geometry, *inputs, expected.potentials, expected.multipliers), given.columns.copy()
+    solve_batch(geometry, answered[0], answered[1], answered[3], columns)
+    for j, values in enumerate((*answered, columns)):
+        np.testing.assert_allclose(found[f"answered {j}"][good], values[good], rtol=1e-6, atol=1e-9, err_msg=str(j))
+        assert most == 1 or np.abs(values[good]).max() > 0
+
+
+def test_both_modes_of_the_derivative_agree_where_bounds_meet_in_a_corner(simulated: dict[str, Any]) -> None:
+    """Of points for intervals, at which kernels and torch say differently which end holds."""
+    lower, upper = (getattr(wild_units(3, 20)[1], end) for end in ("lower", "upper"))
+    assert torch.equal(lower, upper) and simulated["disagreeing"] == 0
 
 
 def check_close(found: Any, expected: Any, exact: bool) -> None:
@@ -129,8 +145,8 @@ def test_cuda_tensors_go_to_the_kernels_where_there_are_any_and_to_torch_elsewhe
     assert tc.Newton().settings(torch.device("cpu")).backend == "compiled"
     learner, env = parts("wc-ops", "bernoulli")
     session = Session(learner, env, 2, 2, tc.distributed.Crew(3, alone=True))
-    for kind in (type(learner), type(env)):
-        monkeypatch.setattr(kind, "device", property(lambda _: CUDA))
+    monkeypatch.setattr(type(learner), "device", property(lambda _: CUDA))
+    monkeypatch.setattr(env, "device", CUDA)
     monkeypatch.setattr("torchcmdp.simulator.is_packable", lambda process, device: device == CUDA)
     needs = "kernels on a GPU need numba-cuda"
     assert session.obstacle.startswith("" if usable else needs) and bool(session.obstacle) != usable
@@ -156,13 +172,17 @@ def test_what_an_earlier_call_left_in_the_work_space_counts_for_nothing(given: G
     layout, inputs = given.layout, tuple(given.inputs.values())
     geometry, found = geometry_of(layout), []
     for rubbish in (0.0, np.nan):
-        for each in range(2):
+
+        def litter(rubbish: float = rubbish) -> None:
             reals, codes = room(geometry, 2)
             reals[:], codes[:] = rubbish, 3 if rubbish else 0
-            if not each:
-                solved = project_batch(geometry, *inputs, states=layout.layers * layout.width, limits=Limits(200.0, 1e-11, 500))
+
+        litter()
+        solved = project_batch(geometry, *inputs, states=layout.layers * layout.width, limits=Limits(200.0, 1e-11, 500))
         pulled = tuple(np.zeros(array.shape) for array in inputs)
+        litter()
         pull_batch(geometry, 2, (*inputs, solved.potentials, solved.multipliers, given.grad), pulled)
-        found.append((*solved, *pulled))
+        litter()
+        found.append((*solved, *pulled, *respond_batch(geometry, *inputs, solved.potentials, solved.multipliers)))
     for clean, dirty in zip(*found, strict=True):
         assert np.array_equal(clean, dirty, equal_nan=True)

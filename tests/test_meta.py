@@ -17,7 +17,6 @@ from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
-from torchcmdp.learners.compiled import Packed
 from torchcmdp.run.blocks import Blocks
 from torchcmdp.run.diagnostics import Diagnostics
 
@@ -75,7 +74,7 @@ def playing(key: str, kind: str, device: torch.device, *, own: bool = False, **s
 def tensors(game: Playing) -> dict[str, Tensor]:
     """What an episode leaves behind, by name."""
     state = {f"learner.{name}": value for name, value in game.learner.state_dict().items()}
-    tracked = {f"tracker.{name}": getattr(game.tracker, name) for name in ("_sums", "comparator", "rho")}
+    tracked = {f"tracker.{name}": getattr(game.tracker, name) for name in ("sums", "comparator", "rho")}
     values = {"env.rewards": game.env.reward_values, "env.costs": game.env.cost_values, "policy": game.learner.policy}
     return {**state, **tracked, **values, **game.learner.diagnostics()}
 
@@ -110,20 +109,19 @@ def test_the_variants_of_wc_ops_read_nothing_either(options: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(("key", "kind"), [*((key, "OGDAdversary") for key in COMPILED), ("wc-ops", "Switching")])
-def test_what_kernels_on_a_gpu_are_given_is_on_the_device(key: str, kind: str) -> None:
+def test_what_kernels_on_a_gpu_are_given_is_on_the_device(key: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every array of a launch is a tensor there: one of numpy would be copied to the device and back."""
     meta = torch.device("meta")
     game = playing(key, kind, meta, own=True)
     assert game.env.is_packable
     blocks = Blocks(game.learner, game.env, game.tracker, Diagnostics(RUNS, meta))
-    packed = Packed(game.learner)
-    scene = blocks._scene(packed, blocks.diagnostics.room_for(packed.tags, meta))
-    records = (game.env.pack(), scene, packed.settings, packed.hyperparameters, 0, packed.buffers)
+    monkeypatch.setattr(game.learner, "episode", torch.zeros((), dtype=torch.int64))  # a count, which is read on the host
+    packed, _, records = blocks.pack(1)
     found = list(leaves(blocks.gpu_arguments(packed, 1, records)))
     assert sum(isinstance(value, Tensor) for value in found) > 60
     for value in found:
         assert isinstance(value, int | float) or (value.device == meta and value.is_contiguous())
-    assert scene.sums is game.tracker._sums
+    assert records[1].sums is game.tracker.sums
 
 
 def leaves(value: Any) -> Iterator[Any]:

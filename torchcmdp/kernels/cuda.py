@@ -44,6 +44,7 @@ from torchcmdp.kernels.geometry import Geometry, geometry_of
 from torchcmdp.kernels.projection import Batch, Limits, project_one, project_range
 from torchcmdp.kernels.pull import pull_range
 from torchcmdp.kernels.solver import project_at
+from torchcmdp.kernels.system import respond_range, solve_range
 from torchcmdp.kernels.work import carve, memory
 from torchcmdp.layout import Layout
 
@@ -314,3 +315,19 @@ def pull_batch(layout: Layout, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]
     arguments, outputs = pull_arguments(layout, inputs)
     launch(pull_range, len(inputs[0]), inputs[0].device, *arguments)
     return outputs
+
+
+def respond_batch(layout: Layout, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """`system.respond_batch` of contiguous float64 tensors on one device, which returns its outputs there."""
+    target, (batch, m, pairs) = inputs[0], inputs[3].shape
+    by_pair = target.new_zeros(batch, pairs), target.new_zeros(batch, pairs)
+    outputs = torch.zeros_like(target), torch.zeros_like(target, dtype=torch.int8), *by_pair
+    room = _room(layout, m, batch, target.device)
+    launch(respond_range, batch, target.device, geometry_on(layout, target.device), *inputs, *room, *outputs)
+    return outputs
+
+
+def solve_batch(layout: Layout, p: Tensor, code: Tensor, s: Tensor, columns: Tensor) -> None:
+    """`system.solve_batch` of contiguous tensors on one device."""
+    room = _room(layout, 0, len(p), p.device)
+    launch(solve_range, len(p), p.device, geometry_on(layout, p.device), p, code, s, *room, columns)

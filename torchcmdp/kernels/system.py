@@ -28,6 +28,7 @@ def respond_range(
             work.lam[i] = multipliers[b, i]
         for j in range(state_at.shape[0]):
             work.v[j] = potentials[b, state_at[j]]
+        work.v[state_at.shape[0]] = 0.0  # of the terminal state, as in `pull_range`
         weigh(geometry, instance.target, instance.upper, work.weight, work.base, response)
         evaluate(geometry, problem, response, work.v, work.lam)
         for pair in range(pair_at.shape[0]):

@@ -70,7 +70,8 @@ def pull(saved: Sequence[Tensor], grad: Tensor, layout: Layout, backend: str) ->
 
 def how(layout: Layout, backend: str) -> implicit.How:
     """Who answers the pairs and solves the Newton system for all other derivatives."""
-    return implicit.How(layout, _compiled_system if backend == "compiled" else implicit.torch_system)
+    # by who pulls: where bounds meet in a corner either may be said to hold, and both modes must say the same
+    return implicit.How(layout, {"compiled": _compiled_system, "cuda": _cuda_system}.get(backend, implicit.torch_system))
 
 
 @contextmanager
@@ -170,12 +171,10 @@ def _compiled_system(
 ) -> tuple[implicit.Answer, Callable[[Tensor], Tensor]]:
     """`implicit.torch_system` by compiled kernels."""
     from torchcmdp.kernels.geometry import geometry_of
-    from torchcmdp.kernels.pairs import AT_LOWER, AT_UPPER
     from torchcmdp.kernels.system import respond_batch, solve_batch
 
     geometry = geometry_of(layout)
-    target, v = theta[0], duals[0]
-    flat = _arrays(*(tensor.flatten(1) for tensor in theta[:3]), theta[3].flatten(2), v.flatten(1), duals[1])
+    flat = _arrays(*(tensor.flatten(1) for tensor in theta[:3]), theta[3].flatten(2), duals[0].flatten(1), duals[1])
     p, code, t, s = respond_batch(geometry, *flat)
 
     def solve(columns: Tensor) -> Tensor:
@@ -183,6 +182,30 @@ def _compiled_system(
         solve_batch(geometry, p, code, s, solution)
         return torch.from_numpy(solution).view_as(columns)
 
-    found_p, at = (torch.from_numpy(array).view_as(target) for array in (p, code))
-    found_t, found_s = (torch.from_numpy(array).view(target.shape[:-1]) for array in (t, s))
-    return implicit.Answer(found_p, at == AT_LOWER, at == AT_UPPER, found_t, found_s, v), solve
+    return _answer(theta[0], duals[0], *map(torch.from_numpy, (p, code, t, s))), solve
+
+
+def _cuda_system(
+    theta: tuple[Tensor, ...], duals: implicit.Duals, layout: Layout
+) -> tuple[implicit.Answer, Callable[[Tensor], Tensor]]:
+    """`implicit.torch_system` by kernels on a GPU."""
+    from torchcmdp.kernels import cuda
+
+    target, lower, upper, costs, v, multipliers = (tensor.detach() for tensor in (*theta, *duals))
+    flat = _flat_tensors(target, lower, upper, costs)
+    p, code, t, s = cuda.respond_batch(layout, (*flat, v.flatten(1).contiguous(), multipliers.contiguous()))
+
+    def solve(columns: Tensor) -> Tensor:
+        solution = columns.detach().flatten(2).clone(memory_format=torch.contiguous_format)
+        cuda.solve_batch(layout, p, code, s, solution)
+        return solution.view(columns.shape)
+
+    return _answer(theta[0], duals[0], p, code, t, s), solve
+
+
+def _answer(target: Tensor, v: Tensor, p: Tensor, code: Tensor, t: Tensor, s: Tensor) -> implicit.Answer:
+    """What `respond_batch` found, in the shapes of the target."""
+    from torchcmdp.kernels.pairs import AT_LOWER, AT_UPPER
+
+    at, pair = code.view_as(target), target.shape[:-1]
+    return implicit.Answer(p.view_as(target), at == AT_LOWER, at == AT_UPPER, t.view(pair), s.view(pair), v)

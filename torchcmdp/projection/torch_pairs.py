@@ -16,8 +16,6 @@ from torchcmdp.layout import Layout
 
 # Stands for ln 0 where arithmetic with -inf would make NaN.
 NEVER = -1e30
-# Shares of a pair that sum to less than this have lost their digits.
-UNDERFLOW = 1e-290
 
 
 class Problem(NamedTuple):
@@ -153,14 +151,13 @@ def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, T
 def fix_variables(z: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """p, side, psi and t of pairs `(K x ...)` by variable fixing (see `kernels.pairs.respond_steep`)."""
     side, bound, mass = torch.zeros_like(z), torch.zeros_like(z), torch.ones_like(z[0])
-    towards, total = mass, torch.zeros_like(mass)
     free = side == 0
     for _ in range(len(z) + 1):
-        if fixed or bool((total < UNDERFLOW).any()):
-            masked = torch.where(free, z, NEVER)
-            largest = masked.amax(0)
-            share = (masked - largest).exp_()
-            total = share.sum(0)
+        # anew each time: shares taken over from before have lost the digits of rare successors
+        masked = torch.where(free, z, NEVER)
+        largest = masked.amax(0)
+        share = (masked - largest).exp_()
+        total = share.sum(0)
         p = share * (mass / total)
         clipped = p.clamp(lower, upper)
         off = torch.where(free, clipped - p, 0.0)
@@ -171,8 +168,7 @@ def fix_variables(z: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple
             break
         side, bound = torch.where(fix, towards, side), torch.where(fix, clipped, bound)
         free = side == 0
-        share = torch.where(free, share, 0.0)
-        mass, total = (1 - bound.sum(0)).clamp_min_(0), share.sum(0)
+        mass = (1 - bound.sum(0)).clamp_min_(0)
     p = torch.where(free, p, bound)
     # on the free entries ln p - z is t; padded ones may be the only free ones left, and have none of the mass
     open_pair = (mass > 0) & (largest > 0.5 * NEVER)

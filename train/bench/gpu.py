@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     options, folder = begin(Options, arguments, "bench gpu")
     for name in options.kernels:
         choose(name, KERNELS, "one of --kernels")
+    Layout(options.widths, options.actions)  # refused here, and not after the other kernels have been compiled
     publish(folder / "gpu.md", _static(options) if options.static else _timed(options))
     return 0
 

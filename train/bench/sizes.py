@@ -170,13 +170,20 @@ def grow(name: str, options: Options) -> Growth:
 
 
 def random_layout(layers: int, width: int, successors: int, seed: int) -> tc.Layout:
-    """So many layers of states between the first and the last, in which every pair has that many successors or all there are."""
+    """So many layers of states between the first and the last, in which every pair has that many successors or all there are.
+
+    The first layers widen as fast as every state can still be reached; of each layer the states are dealt to the pairs before it.
+    """
     rng = np.random.default_rng(seed)
-    widths = (1, *[width] * layers, 1)
+    inner = [min(width, ACTIONS * successors)]
+    while len(inner) < layers:
+        inner.append(min(width, inner[-1] * ACTIONS * successors))
+    widths = (1, *inner, 1)
     lists = np.full((len(widths) - 1, width, ACTIONS, min(successors, width)), -1)
-    for k, x, a in np.ndindex(*lists.shape[:3]):
-        reached = np.sort(rng.permutation(widths[k + 1])[: lists.shape[-1]])
-        lists[k, x, a, : len(reached)] = reached
+    for k, following in enumerate(widths[1:]):
+        slots = min(lists.shape[-1], following)
+        dealt = rng.permutation(following)[np.arange(widths[k] * ACTIONS * slots) % following]
+        lists[k, : widths[k], :, :slots] = np.sort(dealt.reshape(widths[k], ACTIONS, slots))
     return tc.Layout(widths, ACTIONS, lists)
 
 

@@ -194,10 +194,9 @@ def _finding(setting: str, players: Mapping[str, Mapping[str, Tensor]], rival: s
     ours, theirs = players["practical WC-OPS"], players[rival]
     ratio = float(ours["positive violation"].mean() / theirs["positive violation"].mean())
     more, half = (float(x) for x in mean_and_interval((ours["regret"] - theirs["regret"]) / horizon))
-    regret = (
-        "regret that cannot be told from it" if abs(more) <= half else f"{abs(more):.2f} {'more' if more > 0 else 'less'} regret"
-    )
-    return f"{setting.capitalize()}: WC-OPS practical has {ratio:.0%} of {rival}'s positive violation, and {regret} an episode"
+    clear = f"{abs(more):.2f} {'more' if more > 0 else 'less'} regret an episode"
+    regret = clear if abs(more) > half else "no clearly different regret"
+    return f"{setting.capitalize()}: WC-OPS practical has {ratio:.0%} of {rival}'s positive violation, with {regret}"
 
 
 def _mark(title: str) -> tuple[str, str, str]:
