@@ -87,9 +87,7 @@ class Mixture:
     def occupancy(self, transitions: Tensor, layout: Layout) -> Tensor:
         """The state-action occupancy, exactly: the weighted sum of those of the policies, `(runs x L x S x A)`.
 
-        Args:
-            transitions: `(L x S x A x K)` or `(runs x L x S x A x K)`.
-            layout: Layer widths and actions.
+        The transitions are `(L x S x A x K)` or `(runs x L x S x A x K)`.
         """
         single = transitions.unsqueeze(1) if transitions.dim() == 5 else transitions
         return (self.weights[:, :, None, None, None] * pair_occupancy_of(self.policies, single, layout)).sum(1)
@@ -103,14 +101,10 @@ def margin_of(cost_bounds: Tensor) -> Tensor:
 
 
 def baseline_weight(worst: Tensor, cost_bounds: Tensor) -> Tensor:
-    """lambda, the least probability of the baseline with which lambda beta_i + (1 - lambda) w_i <= 0 for every i.
+    """lambda, the least probability of the baseline with which lambda beta_i + (1 - lambda) w_i <= 0 for every i: `(...)`.
 
-    Args:
-        worst: w_i, the most that the other policy may cost, `(... x m)`.
-        cost_bounds: beta_i < 0, `(... x m)`.
-
-    Returns:
-        max_i w_i / (w_i - beta_i) over the i with w_i > 0, and zero where there is none: `(...)`.
+    max_i w_i / (w_i - beta_i) over the i with w_i > 0, and zero where there is none; w_i is the most that the other policy may
+    cost, and beta_i < 0 bounds the baseline's, `(... x m)`.
     """
     if not worst.shape[-1]:
         return worst.new_zeros(worst.shape[:-1])

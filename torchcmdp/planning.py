@@ -45,12 +45,7 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
     """OPT_G: max <r, q> over occupancies of the true transitions with <g_i, q> <= 0 for every i.
 
     An exact linear program: the optimistic one of `torchcmdp.optimistic` with the true kernel as the only plausible one, solved for
-    the whole batch at once.
-
-    Args:
-        cmdp: One CMDP or a batch.
-        rewards: Used in place of the CMDP's own, `(... x L x S x A)`.
-        costs: Used in place of the CMDP's own, `(... x m x L x S x A)`.
+    the whole batch at once. Rewards, `(... x L x S x A)`, and costs, `(... x m x L x S x A)`, stand in for the CMDP's own.
     """
     rewards, costs = _rewards(cmdp, rewards), _costs(cmdp, costs)
     layout = cmdp.layout
@@ -70,9 +65,7 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
 def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> Optimum:
     """OPT: max <r, q> over all occupancies of the true transitions, by backward induction; ties go to the lowest action.
 
-    Args:
-        cmdp: One CMDP or a batch.
-        rewards: Used in place of the CMDP's own, `(... x L x S x A)`.
+    Rewards, `(... x L x S x A)`, stand in for the CMDP's own.
     """
     rewards = _rewards(cmdp, rewards)
     layout = cmdp.layout
@@ -88,14 +81,9 @@ def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> O
 
 
 def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
-    """max_q min_i -<g_i, q>: positive if some policy is strictly safe, negative if none is safe; +inf without constraints.
+    """max_q min_i -<g_i, q>: positive if some policy is strictly safe, negative if none is safe; +inf without constraints, `(...)`.
 
-    Args:
-        cmdp: One CMDP or a batch.
-        costs: Used in place of the CMDP's own, `(... x m x L x S x A)`.
-
-    Returns:
-        `(...)`.
+    Costs, `(... x m x L x S x A)`, stand in for the CMDP's own.
     """
     costs = _costs(cmdp, costs)
     if costs.shape[-4] == 0 or cmdp.device.type == "meta":
@@ -106,15 +94,9 @@ def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
 
 
 def least_totals(values: Tensor, transitions: Tensor, layout: Layout) -> Tensor:
-    """The least that values of pairs can sum to over an episode in expectation, each table alone, by backward induction.
+    """The least that values of pairs, `(... x m x L x S x A)`, can sum to over an episode in expectation: `(... x m)` float64.
 
-    Args:
-        values: `(... x m x L x S x A)`.
-        transitions: P(y|x,a), `(... x L x S x A x K)`.
-        layout: Of both.
-
-    Returns:
-        `(... x m)` float64.
+    Each table alone, by backward induction under the transitions P(y|x,a), `(... x L x S x A x K)`.
     """
     values, transitions = values.double(), transitions.double().unsqueeze(-5)
     pairs, states = layout.pair_mask(values.device), layout.state_mask(values.device)
@@ -127,7 +109,7 @@ def least_totals(values: Tensor, transitions: Tensor, layout: Layout) -> Tensor:
 
 
 def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
-    """By how much the safest policy keeps every cost below zero in every pair it may visit.
+    """By how much the safest policy keeps every cost below zero in every pair it may visit: `(...)`.
 
     rho = max_q min over pairs with q(x,a) > 0 and constraints i of -g_i(x,a), by a bottleneck recursion over the layers: negative
     if every policy may meet a positive cost, +inf without constraints. A successor is possible where its probability is not zero.
@@ -136,22 +118,12 @@ def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
         cmdp: One CMDP or a batch; only its transitions count.
         worst_costs: The largest cost of every pair over all episodes, `(... x m x L x S x A)`, its batch shape broadcast with the
             CMDP's; by default the CMDP's own costs.
-
-    Returns:
-        `(...)`.
     """
     return _bottleneck(cmdp, worst_costs)[0]
 
 
 def safest_policy(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
-    """A deterministic policy that attains `rho`; ties go to the lowest action.
-
-    Args:
-        cmdp, worst_costs: As for `rho`.
-
-    Returns:
-        `(... x L x S x A)`.
-    """
+    """A deterministic policy that attains `rho`, `(... x L x S x A)`; ties go to the lowest action."""
     return _bottleneck(cmdp, worst_costs)[1]
 
 

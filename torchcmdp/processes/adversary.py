@@ -101,15 +101,8 @@ def safe_caps(cmdp: LayeredCMDP, rho0: float) -> Tensor:
     """Upper ends for an adversary's costs under which one policy stays safe by `rho0` in every pair, so that rho >= rho0.
 
     That policy is the deterministic one that is safest for the CMDP's own costs (`safest_policy`): it minimises the largest cost
-    that it may meet, and so the largest cut that the caps make. All pairs that it may visit are capped at -rho0 in every
-    constraint, the others at 1.
-
-    Args:
-        cmdp: One CMDP or a batch.
-        rho0: In [0, 1].
-
-    Returns:
-        `(... x m x L x S x A)`, zero in the padding.
+    that it may meet, and so the largest cut that the caps make. All pairs that it may visit are capped at -rho0, which is in [-1,
+    0], in every constraint, the others at 1: `(... x m x L x S x A)`, zero in the padding.
     """
     check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP")
     rho0 = number("rho0", rho0, "a number in [0, 1], since costs lie in [-1, 1]", lambda found: 0 <= found <= 1)
