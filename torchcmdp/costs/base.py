@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.confidence import KernelSet
 from torchcmdp.costs.drift import Drift
 from torchcmdp.costs.evidence import CostEvidence
 from torchcmdp.errors import check_kind
 from torchcmdp.estimation import cumulative_surprise, standard_error, surprise
 from torchcmdp.hyperparameters import PerRun, per_run, plain
-from torchcmdp.layout import Layout
-
-
-class Believer(Protocol):
-    """What a cost model asks of the learner that it is part of: what every `Learner` has, and `planned` where there is a margin."""
-
-    layout: Layout
-    constraints: int
-    runs: int
-    episode: Tensor
-    visits: Tensor
-    known_costs: Tensor | None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the state."""
-
-    @property
-    def device(self) -> torch.device:
-        """Of the state."""
-
-    @property
-    def kernels(self) -> KernelSet:
-        """The plausible transitions."""
-
-    @property
-    def made_for(self) -> Mapping[str, Any]:
-        """The horizon and the delta of every confidence term."""
-
-    def scale(self, name: str) -> Tensor | float:
-        """The values of a scale, `(runs,)`, or one where it has none."""
-
-    def pooled(self, values: Tensor) -> Tensor:
-        """Sums over visits with those of tied layers added, `(... x L x S x A)`."""
-
-    @property
-    def planned(self) -> Tensor:
-        """q(x,a) of the occupancy that the next one is planned from, `(runs x L x S x A)`."""
+from torchcmdp.protocols import Believer
 
 
 class CostModel(nn.Module, ABC):

@@ -13,8 +13,7 @@ from torchcmdp.confidence import CONFIDENCE_KINDS, transition_radius
 from torchcmdp.hyperparameters import PerRun, as_numbers
 from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner
-from torchcmdp.learners.empirical import EmpiricalLearner
-from torchcmdp.learners.radii import RADIUS_MODES
+from torchcmdp.learners.empirical import RADIUS_MODES, EmpiricalLearner
 from torchcmdp.occupancy import open_logits, softmax_policy
 from torchcmdp.trajectory import Trajectory
 

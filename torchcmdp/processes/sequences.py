@@ -1,4 +1,4 @@
-"""Processes that do not look at the learner: blocks that take turns, and sequences recorded earlier."""
+"""Processes that do not look at the learner: means that never change, blocks that take turns, sequences recorded earlier."""
 
 from __future__ import annotations
 
@@ -16,6 +16,50 @@ from torchcmdp.processes.base import Counted, Noisy, Process, check_keys, check_
 from torchcmdp.protocols import Axes, ProcessLike
 
 NOISES = ("bernoulli",)
+
+
+class _Stationary(Process):
+    """One mean for all episodes."""
+
+    stationary = True
+    _mean: Tensor
+
+    @property
+    @override
+    def values(self) -> Tensor:
+        return self._mean
+
+    @override
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "mean": fingerprint(self._mean)}
+
+
+class Fixed(_Stationary):
+    """The feedback of a pair is its mean, in every episode.
+
+    Args:
+        mean: `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
+    """
+
+    def __init__(self, mean: Tensor) -> None:
+        self._mean = check_mean(type(self).__name__, mean, -1.0)
+
+
+class Bernoulli(Noisy, _Stationary):
+    """The feedback of a pair is 1 with probability (mean - low) / (1 - low) and `low` otherwise, independently in every episode.
+
+    Args:
+        mean: In [low, 1]; `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
+        low: 0 for rewards, -1 for costs.
+    """
+
+    def __init__(self, mean: Tensor, low: float = 0.0) -> None:
+        self.low = check_low(low)
+        self._mean = check_mean(type(self).__name__, mean, self.low)
+
+    @override
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "low": self.low}
 
 
 class _Blocks(Noisy, Counted):
