@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    # The problem
+__all__ = ["__version__"]
+# The problem
+__all__ += [
     "Layout",
     "LayeredCMDP",
     "Units",
@@ -60,7 +61,9 @@ __all__ = [
     "stack_cmdps",
     "two_path_cmdp",
     "unroll",
-    # Occupancies
+]
+# Occupancies
+__all__ += [
     "flow_residual",
     "interval_residual",
     "occupancy_of",
@@ -69,15 +72,11 @@ __all__ = [
     "transitions_of",
     "uniform_occupancy",
     "uniform_policy",
-    # The projection
-    "Cvxpy",
-    "Newton",
-    "ProjectionResult",
-    "SafeSet",
-    "Solver",
-    "Status",
-    "project",
-    # Exact optima
+]
+# The projection
+__all__ += ["Cvxpy", "Newton", "ProjectionResult", "SafeSet", "Solver", "Status", "project"]
+# Exact optima
+__all__ += [
     "Evaluation",
     "alpha_of",
     "evaluate",
@@ -89,29 +88,15 @@ __all__ = [
     "ColumnGeneration",
     "OptimisticOptimum",
     "optimistic_optimum",
-    # Learners
-    "LEARNERS",
-    "Greedy",
-    "Learner",
-    "OptCMDP",
-    "OptPrimalDual",
-    "PDBPS",
-    "UOBREPS",
-    "WCOPS",
-    # Learners that are safe from the first episode, and what they are given
-    "Baseline",
-    "DOPE",
-    "MAOPS",
-    "Mixture",
-    "SOPS",
-    "baseline",
-    # What they believe of the costs
-    "CostModel",
-    "Drift",
-    "MeanCosts",
-    "PaperCosts",
-    "PriorCosts",
-    # Episodes
+]
+# Learners
+__all__ += ["LEARNERS", "Greedy", "Learner", "OptCMDP", "OptPrimalDual", "PDBPS", "UOBREPS", "WCOPS"]
+# Learners that are safe from the first episode, and what they are given
+__all__ += ["Baseline", "DOPE", "MAOPS", "Mixture", "SOPS", "baseline"]
+# What they believe of the costs
+__all__ += ["CostModel", "Drift", "MeanCosts", "PaperCosts", "PriorCosts"]
+# Episodes
+__all__ += [
     "Bernoulli",
     "Cyclic",
     "Fixed",
@@ -123,26 +108,13 @@ __all__ = [
     "Switching",
     "Trajectory",
     "safe_caps",
-    # Measuring and running
-    "RunResult",
-    "Tracker",
-    "growth_exponent",
-    "load",
-    "mean_and_interval",
-    "plot_curves",
-    "run",
-    "run_split",
-    # Inside other people's code
-    "adapters",
-    "nn",
-    "testing",
-    "tuning",
-    # Errors
-    "InvalidInput",
-    "RunFolderError",
-    "TorchCMDPError",
-    "__version__",
 ]
+# Measuring and running
+__all__ += ["RunResult", "Tracker", "growth_exponent", "load", "mean_and_interval", "plot_curves", "run", "run_split"]
+# Inside other people's code
+__all__ += ["adapters", "nn", "testing", "tuning"]
+# Errors
+__all__ += ["InvalidInput", "RunFolderError", "TorchCMDPError"]
 
 # Loaded when first used: the layer alone brings in all of torch's compiler, which takes as long as torch itself.
 _LAZY = ("adapters", "nn", "testing", "tuning")

@@ -108,6 +108,33 @@ def least_totals(values: Tensor, transitions: Tensor, layout: Layout) -> Tensor:
     return least[..., 0]
 
 
+def refuse_unkept(
+    least: Tensor, limits: Tensor, scales: Tensor, signs: Tensor, layers: int, margin: Callable[[], Tensor] | None = None
+) -> None:
+    """Refuse budgets that no policy keeps, alone or together; all of them as costs, of which a utility is the negative.
+
+    Args:
+        least: What the costs of an episode sum to at least, each alone, `(... x m)`.
+        limits: What they may sum to, `(... x m)`.
+        scales: In what units rounding is measured, `(... x m)`.
+        signs: One for a cost, minus one for a utility, `(m,)`.
+        layers: L.
+        margin: Says by how much all can be kept together in normal form, `(...)`; None where nobody knows.
+    """
+    least, limits, scales = (each[None].flatten(0, -2) for each in torch.broadcast_tensors(least, limits, scales))
+    wrong = least - limits > BUDGET_TOLERANCE * layers * scales
+    if wrong.any():
+        j, i = wrong.nonzero()[0].tolist()
+        words, reached = "costs at least" if signs[i] > 0 else "gets at most", (signs * least)[j, i].round(decimals=12).item()
+        raise InvalidInput(
+            f"budget is {(signs * limits)[j, i].item():g} for constraint {i}, which no policy keeps: every one {words} "
+            f"{reached:z.6g}."
+        )
+    if margin is not None and len(signs) > 1 and (margin() < -JOINT_TOLERANCE * layers).any():
+        budget = brief((signs * limits)[0].tolist())
+        raise InvalidInput(f"budget is {budget}; no policy keeps all {len(signs)} of the constraints at once.")
+
+
 def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
     """By how much the safest policy keeps every cost below zero in every pair it may visit: `(...)`.
 

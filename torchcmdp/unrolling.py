@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcmdp.cmdp import LayeredCMDP, Origin
 from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor, number, switch, tensors_of, whole_number
 from torchcmdp.layout import MOST_LAYERS, Layout
-from torchcmdp.planning import BUDGET_TOLERANCE, JOINT_TOLERANCE, least_totals, slater_gap
+from torchcmdp.planning import least_totals, refuse_unkept, slater_gap
 from torchcmdp.units import NormalForm, normal_form
 
 # A start that no action changes is drawn in several layers where it has more successors than this.
@@ -90,9 +90,12 @@ def _described(cmdp: LayeredCMDP, layers: Sequence[Tensor], form: NormalForm | N
         return replace(cmdp, origin=origin)
     real = layout.pair_mask(cmdp.device).clone()
     real[1 : drawn + 1] = False  # where nothing is earned and nothing met
-    found = replace(cmdp, units=form.units(len(layers), real), origin=origin)
-    check_budgets(found)
-    return found
+    units = form.units(len(layers), real)
+    if cmdp.device.type != "meta":
+        limits = units.sign * units.budget
+        least = limits + units.cost_scale * least_totals(cmdp.costs, cmdp.transitions, layout)
+        refuse_unkept(least, limits, units.cost_scale, units.sign, layout.layers, lambda: slater_gap(cmdp))
+    return replace(cmdp, units=units, origin=origin)
 
 
 def _allowed(mask: Tensor | np.ndarray | None, shape: tuple[int, int, int], device: torch.device) -> Tensor:
@@ -240,24 +243,3 @@ def _stacked(made: Sequence[_Rows], sparse: bool) -> LayeredCMDP:
         P[k, :n, :, :most], lists[k, :n, :, :most] = rows.chances, rows.lists
         r[k, :n], g[:, k, :n], mask[k, :n] = rows.rewards, rows.costs, rows.real
     return LayeredCMDP(Layout(widths, pairs[-1], lists if sparse else None, mask), P, r, g)
-
-
-def check_budgets(cmdp: LayeredCMDP) -> None:
-    """Refuse budgets that no policy keeps, alone or together; of a CMDP with units and no batch."""
-    units = cmdp.units
-    if units is None or cmdp.device.type == "meta":
-        return
-    for i, least in enumerate(least_totals(cmdp.costs, cmdp.transitions, cmdp.layout).tolist()):
-        if least > BUDGET_TOLERANCE * cmdp.layout.layers:
-            sums = cmdp.costs.new_zeros(cmdp.constraints, dtype=torch.float64)
-            sums[i] = least
-            reached, budget = float(units.episode_costs(sums)[i].round(decimals=12)), float(units.budget[i])
-            words = ("costs at least", "at most") if units.sense[i] == "<=" else ("gets at most", "at least")
-            raise InvalidInput(
-                f"budget is {budget:g} for constraint {i}, which no policy keeps: every one {words[0]} {reached:z.6g}, and "
-                f"{words[1]} {budget:g} is asked for."
-            )
-    if cmdp.constraints > 1 and float(slater_gap(cmdp)) < -JOINT_TOLERANCE * cmdp.layout.layers:
-        raise InvalidInput(
-            f"budget is {brief(units.budget.tolist())}; no policy keeps all {cmdp.constraints} of the constraints at once."
-        )

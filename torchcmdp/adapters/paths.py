@@ -6,10 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.adapters.steps import LayeredIndex, Steps
-from torchcmdp.cmdp import LayeredCMDP
+from torchcmdp.adapters.steps import Steps
 from torchcmdp.errors import InvalidInput
-from torchcmdp.processes import Process
 from torchcmdp.sampling import thresholds
 from torchcmdp.streams import COST, NEXT_STATE, REWARD, RunStreams, uniform_at
 
@@ -29,15 +27,11 @@ class Path:
         layer, state: Where the run is.
 
     Args:
-        cmdp, rewards, costs: As in `Steps`.
-        constraint, budget: As in `Shown`.
+        steps: Of one run.
     """
 
-    def __init__(
-        self, cmdp: LayeredCMDP, rewards: Process | None, costs: Process | None, constraint: int | None, budget: object = None
-    ) -> None:
-        self.steps = Steps(cmdp, rewards, costs, 1, budget, constraint)
-        layout = cmdp.layout
+    def __init__(self, steps: Steps) -> None:
+        self.steps, cmdp, layout = steps, steps.cmdp, steps.layout
         self.over, self.layer, self.state = True, 0, 0
         self._thresholds = thresholds(cmdp.transitions).reshape(*layout.pair_shape, -1).numpy(force=True)
         self._lists = None if layout.lists is None else layout.lists.array
@@ -117,21 +111,11 @@ class Paths:
         sums: The costs of the episodes under way, `(runs x m)`.
 
     Args:
-        cmdp, rewards, costs, runs: As in `Steps`.
-        constraint, budget: As in `Shown`.
+        steps: Of as many runs.
     """
 
-    def __init__(
-        self,
-        cmdp: LayeredCMDP,
-        rewards: Process | None,
-        costs: Process | None,
-        runs: int,
-        constraint: int | None,
-        budget: object = None,
-    ) -> None:
-        self.steps = Steps(cmdp, rewards, costs, runs, budget, constraint)
-        self.index = LayeredIndex(cmdp.layout, cmdp.device)
+    def __init__(self, steps: Steps) -> None:
+        self.steps, cmdp, runs = steps, steps.cmdp, steps.runs
         zeros = torch.zeros(runs, dtype=torch.int64, device=cmdp.device)
         self.over, self.layer, self.state = np.ones(runs, dtype=bool), zeros, zeros
         self.sums = np.zeros((runs, cmdp.constraints))
@@ -205,7 +189,7 @@ class Paths:
 
     def observation(self, *, one_hot: bool) -> np.ndarray:
         """What is seen of the states: `(runs,)` numbers, or `(runs x states)`."""
-        return self.index.of(self.layer, self.state, one_hot=one_hot).numpy(force=True)
+        return self.steps.observation(self.layer, self.state, one_hot=one_hot).numpy(force=True)
 
 
 def array(values: Tensor) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief
-from torchcmdp.planning import BUDGET_TOLERANCE, JOINT_TOLERANCE, least_totals, slater_gap
+from torchcmdp.planning import least_totals, refuse_unkept, slater_gap
 from torchcmdp.units import Units, budgets_of
 
 
@@ -31,7 +31,9 @@ class Shown:
     """
 
     def __init__(self, cmdp: LayeredCMDP, budget: object, constraint: int | None) -> None:
-        check_constraint(cmdp, constraint)
+        if constraint is not None and not (isinstance(constraint, int) and 0 <= constraint < cmdp.constraints):
+            words = f"it must be None for the worst, or one of the {cmdp.constraints}, counted from 0"
+            raise InvalidInput(f"constraint is {brief(constraint)}; {words}.")
         self._cmdp, self.constraint, self.units, self._batch = cmdp, constraint, cmdp.units, bool(cmdp.batch_shape)
         m, L, real = cmdp.constraints, cmdp.layout.layers, {"dtype": torch.float64, "device": cmdp.device}
         drawn = 0 if cmdp.origin is None else cmdp.origin.drawn
@@ -44,28 +46,10 @@ class Shown:
         self.limits = own if budget is None else (sign * budgets_of(budget, m).to(cmdp.device)).expand_as(own)
         self._cost_share, self._limit_share = (each.unsqueeze(-2) * steps for each in (own, self.limits))
         self._reward_share = None if units is None else units.reward_offset.unsqueeze(-1) * steps.squeeze(-1)
-        if budget is not None:
-            self._check(cmdp, budget, own, sign)
-
-    def _check(self, cmdp: LayeredCMDP, budget: object, own: Tensor, sign: Tensor) -> None:
-        """Refuse a budget that no policy keeps."""
-        if cmdp.device.type == "meta":
-            return
-        lowest = self._scale * least_totals(cmdp.costs, cmdp.transitions, cmdp.layout) + own
-        slack = BUDGET_TOLERANCE * cmdp.layout.layers * self._scale
-        for i in range(cmdp.constraints):
-            excess = (lowest - self.limits)[..., i]
-            if (excess > slack[..., i]).any():
-                reached = float((sign[i] * lowest[..., i]).flatten()[excess.flatten().argmax()])
-                words = "costs at least" if sign[i] > 0 else "gets at most"
-                raise InvalidInput(
-                    f"budget is {brief(budget)}, which no policy keeps: of constraint {i} every one {words} {reached:.6g}."
-                )
-        if cmdp.constraints < 2:
-            return
-        moved = ((own - self.limits) / self._scale / cmdp.layout.layers)[..., None, None, None].to(cmdp.costs)
-        if (slater_gap(cmdp, cmdp.costs + moved) < -JOINT_TOLERANCE * cmdp.layout.layers).any():
-            raise InvalidInput(f"budget is {brief(budget)}; no policy keeps all {cmdp.constraints} of the constraints at once.")
+        if budget is not None and cmdp.device.type != "meta":
+            least = self._scale * least_totals(cmdp.costs, cmdp.transitions, cmdp.layout) + own
+            moved = ((own - self.limits) / self._scale / L)[..., None, None, None].to(cmdp.costs)
+            refuse_unkept(least, self.limits, self._scale, sign, L, lambda: slater_gap(cmdp, cmdp.costs + moved))
 
     @property
     def limit(self) -> Any:
@@ -127,11 +111,3 @@ class Shown:
     def _at(self, shares: Tensor, layer: Tensor) -> Tensor:
         """Values by layer, `(L [x m])`, or of a batch `(runs x L [x m])`, at the layer that each run is in."""
         return shares[torch.arange(len(layer), device=layer.device), layer] if self._batch else shares[layer]
-
-
-def check_constraint(cmdp: LayeredCMDP, constraint: int | None) -> None:
-    """Refuse a constraint that the CMDP does not have."""
-    if constraint is not None and not (isinstance(constraint, int) and 0 <= constraint < cmdp.constraints):
-        raise InvalidInput(
-            f"constraint is {brief(constraint)}; it must be None for the worst, or one of the {cmdp.constraints}, counted from 0."
-        )

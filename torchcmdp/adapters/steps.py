@@ -17,6 +17,11 @@ from torchcmdp.streams import COST, NEXT_STATE, REWARD, uniform_at
 OBSERVATIONS = ("index", "one-hot")
 
 
+def first_numbers(layout: Layout) -> list[int]:
+    """The number of state 0 of each layer, the terminal one included, where the states of all layers are numbered through."""
+    return [sum(layout.widths[:k]) for k in range(layout.layers + 1)]
+
+
 class Steps:
     """The simulator's transitions and feedback, one step at a time and with actions from outside.
 
@@ -50,6 +55,7 @@ class Steps:
         self._successors = thresholds(cmdp.transitions).reshape(-1, cmdp.layout.slots)
         pairs = len(self._successors) // max(1, cmdp.batch_shape.numel())
         self.run = torch.arange(runs, device=cmdp.device)
+        self._first = torch.tensor(first_numbers(cmdp.layout), device=cmdp.device)
         self._first_row = self.run * pairs if cmdp.batch_shape else torch.zeros_like(self.run)
         self._fresh = (rewards.state_dict(), costs.state_dict())
         self.stationary = rewards.stationary and costs.stationary
@@ -73,6 +79,11 @@ class Steps:
         costs = self.costs.observe(costs_at(self.costs.values, visit), uniforms[:, None, COST:])
         return next_state, self.shown.reward(reward.squeeze(1), layer), self.shown.costs(costs.squeeze(1), layer)
 
+    def observation(self, layer: Tensor, state: Tensor, *, one_hot: bool) -> Tensor:
+        """The number of a state over all layers, `(runs,)` int64, or `(runs x states)` float32 with a one at that place."""
+        number = self._first[layer] + state
+        return torch.nn.functional.one_hot(number, self.layout.total_states).to(torch.float32) if one_hot else number
+
     def restart(self) -> None:
         """Bring the processes back to where they were when this object was made."""
         self.rewards.load_state_dict(self._fresh[0])
@@ -93,21 +104,3 @@ class Steps:
         policy.scatter_(2, index, taken.unsqueeze(2))
         self.rewards.advance(policy)
         self.costs.advance(policy)
-
-
-class LayeredIndex:
-    """The states of all layers numbered through: state x of layer k is number widths[0] + ... + widths[k-1] + x.
-
-    Attributes:
-        states: How many there are, the terminal one included.
-        first: The number of each layer's state 0, `(L + 1)` int64.
-    """
-
-    def __init__(self, layout: Layout, device: torch.device | str | None = None) -> None:
-        self.states = layout.total_states
-        self.first = torch.tensor([sum(layout.widths[:k]) for k in range(layout.layers + 1)], device=device)
-
-    def of(self, layer: Tensor, state: Tensor, *, one_hot: bool) -> Tensor:
-        """The number of a state, `(...)` int64, or `(... x states)` float32 with a one at that place."""
-        index = self.first[layer] + state
-        return torch.nn.functional.one_hot(index, self.states).to(torch.float32) if one_hot else index
