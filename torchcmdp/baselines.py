@@ -47,12 +47,7 @@ class Baseline:
         return margin_of(self.cost_bounds)
 
     def for_runs(self, runs: int, layout: Layout, constraints: int, **like: Any) -> tuple[Tensor, Tensor]:
-        """The policy and the bounds of every run, `(runs x L x S x A)` and `(runs x m)`, or one sentence about what does not fit.
-
-        Args:
-            runs, layout, constraints: Of whom they are for.
-            like: dtype and device.
-        """
+        """The policy and the bounds of every run, `(runs x L x S x A)` and `(runs x m)`, or one sentence on what does not fit."""
         shape, bounds = (runs, constraints), self.cost_bounds
         if bounds.shape not in (shape, shape[1:]):
             raise InvalidInput(f"baseline.cost_bounds has shape {tuple(bounds.shape)}; expected (m,) = {shape[1:]} or {shape}.")

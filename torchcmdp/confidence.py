@@ -88,13 +88,8 @@ class Intervals:
         dual min_c c + sum_y upper relu(f_y - c) - lower relu(c - f_y) has its minimum at some c = f_j: no sort is needed. Where
         values tie the maximum has a kink, and the gradient in `values` is shared evenly among the tied ones.
 
-        Args:
-            values: The columns f, `(... x L x S x Z)` over the states of the next layer, or `(... x S x Z)` with `layer`.
-            maximise: False gives the minimum.
-            layer: The layer k whose kernels are meant; all of them by default.
-
-        Returns:
-            `(... x L x S x A x Z)`, or `(... x S x A x Z)` with `layer`; zero in the padding.
+        Columns `(... x L x S x Z)` over the states of the next layer become `(... x L x S x A x Z)`, zero in the padding; with
+        `layer`, that of the kernels which are meant, `(... x S x Z)` becomes `(... x S x A x Z)`.
         """
         if not maximise:
             return -self.optimistic(-values, layer=layer)

@@ -75,12 +75,7 @@ def random_cmdp(
 
 
 def single_state_cmdp(rewards: Sequence[float], costs: Sequence[Sequence[float]] = ()) -> LayeredCMDP:
-    """A bandit: one state, one step, an action an arm.
-
-    Args:
-        rewards: Mean reward of each of the A arms.
-        costs: Mean costs, m lists of A numbers each.
-    """
+    """A bandit: one state, one step, an action an arm; the mean reward of each of A arms, and m lists of their mean costs."""
     for name, values in (("rewards", rewards), ("costs", costs)):
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise InvalidInput(f"{name} is {brief(values)}; it must be a list.")

@@ -19,12 +19,7 @@ MOST_LAYERS = 2**16
 
 
 class Table:
-    """An array that never changes, compared and hashed by its contents.
-
-    Attributes:
-        array: The contents, not writeable.
-        digest: A checksum of shape, type and contents.
-    """
+    """An array that never changes, compared and hashed by its contents: a digest of its shape, type and numbers."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = np.ascontiguousarray(array)

@@ -98,15 +98,12 @@ class Simulator:
         self.cost_values = _checked("costs", self.costs, constraint, self.runs, self.device)
 
     def rollout(self, policy: Tensor) -> Trajectory:
-        """Play one episode of every run.
+        """Play one episode of every run, by pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs; an array will do.
 
         An action or successor of probability zero is never drawn. A row of the policy may miss a sum of one by rounding: it is
         normalised. On the CPU what is further off is refused, and so are negative and non-finite entries, except in the padding,
-        which is not looked at; elsewhere nothing looks at the values, because that would wait for the device, and a policy with
-        NaN shows in the metrics.
-
-        Args:
-            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs; an array will do.
+        which is not looked at; elsewhere nothing looks at the values, because that would wait for the device, and a policy with NaN
+        shows in the metrics.
         """
         shape = self.cmdp.layout.pair_shape
         policy = shaped_policy(policy, self.cmdp.layout, self.runs)

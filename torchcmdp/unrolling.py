@@ -152,11 +152,7 @@ def _layered(
 ) -> LayeredCMDP:
     """Tables with an axis of steps before N, cut down to the states of each layer, with successor lists where that pays.
 
-    Args:
-        layers: The states of each.
-        transitions, rewards, costs: `(H x N x A x N)`, `(H x N x A)` and `(m x H x N x A)`.
-        allowed: Which actions a state has, `(H x N x A)` bool.
-        sparse: As in `unroll`.
+    `(H x N x A x N)`, `(H x N x A)` and `(m x H x N x A)`; `allowed` says which actions a state has, `(H x N x A)` bool.
     """
     (horizon, states, actions), width = rewards.shape, max(map(len, layers))
     own = [allowed[k][layer] for k, layer in enumerate(layers)]

@@ -194,11 +194,7 @@ class GymnasiumSimulator:
                 raise InvalidInput(f"the {name} is {space}; widths {self.layout.widths} need Discrete({n}).")
 
     def rollout(self, policy: Tensor) -> Trajectory:
-        """Play one episode of every run.
-
-        Args:
-            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
-        """
+        """Play one episode of every run, by pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs."""
         self.layout.check_shape("policy", policy, kind="pair")
         steps = thresholds(policy.detach()).expand(self.runs, *self.layout.pair_shape).numpy(force=True)
         uniforms = self.streams.uniform(self.episode, 0, self.layout.layers).numpy()
@@ -281,21 +277,13 @@ class RealisedTracker(Curves):
 
     The regret, rho and alpha are NaN. The positive violation sums the positive parts of realised costs, whose noise only ever adds,
     and an episode is unsafe where a realised cost is positive.
-
-    Args:
-        env: What is played in.
     """
 
     def __init__(self, env: EnvironmentLike) -> None:
         super().__init__(env, _Unknown(env))
 
     def update(self, policy: Tensor, trajectory: Trajectory | None = None) -> None:
-        """Add an episode.
-
-        Args:
-            policy: Not looked at.
-            trajectory: What was played.
-        """
+        """Add an episode, by its trajectory alone."""
         if trajectory is None:
             raise InvalidInput("the policies' means are unknown in this environment; pass the trajectory.")
         reward, costs = trajectory.rewards.sum(1), trajectory.costs.sum(1)

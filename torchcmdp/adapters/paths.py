@@ -17,7 +17,7 @@ _BLOCK_EPISODES = 256
 
 
 class Path:
-    """The episode under way in one run.
+    """The episode under way in one run, of steps of one run.
 
     What every pair would pay is looked up in tables, which the processes themselves fill for a block of episodes at a time: a step
     is a few operations on plain numbers, since loops of other people call it millions of times.
@@ -25,9 +25,6 @@ class Path:
     Attributes:
         over: Whether an episode has to begin before the next step.
         layer, state: Where the run is.
-
-    Args:
-        steps: Of one run.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -109,9 +106,6 @@ class Paths:
         over: Which runs have to begin an episode before the next step, `(runs,)`.
         layer, state: Where the runs are, int64 `(runs,)`.
         sums: The costs of the episodes under way, `(runs x m)`.
-
-    Args:
-        steps: Of as many runs.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -132,12 +126,9 @@ class Paths:
         return (self._seed >= 0).numpy(force=True)
 
     def seed(self, seeds: np.ndarray, chosen: np.ndarray, run: Tensor | None = None) -> None:
-        """Give the chosen runs streams, and return the processes to their beginning.
+        """Give the chosen runs, `(runs,)`, streams of these seeds, one a run, and return the processes to their beginning.
 
-        Args:
-            seeds: One a run, int64 `(runs,)`.
-            chosen: Which runs, `(runs,)`.
-            run: Which run of its seed's stream each of them plays; run 0 if not given.
+        Each plays that `run` of its seed's stream; run 0 if not given.
         """
         where = torch.from_numpy(chosen).to(self.layer.device)
         self._seed = torch.where(where, torch.from_numpy(seeds).to(where.device), self._seed)

@@ -31,12 +31,8 @@ class Steps:
     Attributes:
         cmdp, rewards, costs, runs: As in `Simulator`, with the CMDP's mean rewards and costs as fixed feedback by default.
         layout: Of the CMDP.
-        shown: What of rewards and costs is shown.
+        shown: What of rewards and costs is shown, by the arguments `budget` and `constraint`.
         stationary: Whether neither rewards nor costs change with the episodes.
-
-    Args:
-        cmdp, rewards, costs, runs: As above.
-        budget, constraint: As in `Shown`.
     """
 
     def __init__(
@@ -65,12 +61,7 @@ class Steps:
         return uniform_at(seed, self.run, episode, layer, self.cmdp.constraints)
 
     def step(self, layer: Tensor, state: Tensor, action: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The next state `(runs,)`, the reward `(runs,)` and the costs `(runs x m)`, as they are shown.
-
-        Args:
-            layer, state, action: int64, `(runs,)`.
-            uniforms: From `uniforms`.
-        """
+        """The next state and the reward, `(runs,)`, and the costs `(runs x m)`, as they are shown; all else is int64 `(runs,)`."""
         pair = (layer * self.layout.width + state) * self.layout.actions + action
         slot = draw(self._successors.index_select(0, self._first_row + pair), uniforms[:, NEXT_STATE, None])
         next_state = self.layout.state_at(pair, slot)
@@ -90,13 +81,10 @@ class Steps:
         self.costs.load_state_dict(self._fresh[1])
 
     def advance(self, states: Tensor, actions: Tensor) -> None:
-        """Move the processes on to the next episode.
+        """Move the processes on to the next episode, from the states and actions of the one just played, `(runs x L)`.
 
         A process that looks at the policy is shown what was seen of it: the actions that were taken where the runs went, and the
         uniform policy elsewhere.
-
-        Args:
-            states, actions: Of the episode just played, `(runs x L)`.
         """
         policy = uniform_policy(self.layout, dtype=self.cmdp.dtype, device=self.cmdp.device).repeat(self.runs, 1, 1, 1)
         taken = torch.nn.functional.one_hot(actions, self.layout.actions).to(policy)

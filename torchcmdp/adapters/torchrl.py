@@ -140,13 +140,9 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
 
 
 class TabularPolicy(torch.nn.Module):
-    """A policy given as a table, in the form in which TorchRL takes policies: it writes `action` into a tensordict.
+    """A policy `([runs x] L x S x A)`, in the form in which TorchRL takes policies: it writes `action` into a tensordict.
 
-    Actions are drawn from the environment's own streams, with the numbers that `Simulator` would use.
-
-    Args:
-        policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
-        env: The environment that it plays in.
+    Actions are drawn from the streams of the environment that it plays in, with the numbers that `Simulator` would use.
     """
 
     thresholds: Tensor

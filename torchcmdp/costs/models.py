@@ -182,13 +182,9 @@ class KnownCosts(CostModel):
 def cost_model(
     learner: Believer, costs: CostModel | None, settings: Mapping[str, Any], usual: type[CostModel] = PaperCosts
 ) -> CostModel:
-    """A learner's own copy of a cost model.
+    """A learner's own copy of a cost model, or of its usual one where none was asked for.
 
-    Args:
-        learner: Whose it will be.
-        costs: What was asked for.
-        settings: Of the learner, those for the cost model alone: refused where it does not look at them.
-        usual: What it has where none was asked for.
+    Of its settings those for the cost model alone are refused where the model does not look at them.
     """
     if learner.known_costs is not None and costs is not None:
         raise InvalidInput(f"costs is {type(costs).__name__}, a model of what known_costs says; leave one of them out.")

@@ -5,7 +5,8 @@ And Greedy, the best policy of the CMDP that the averages describe, as if they w
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class OptCMDP(EmpiricalLearner):
     hyperparameters = {"bonus_scale": 1.0, "radius_scale": 1.0}
     choices = {"radii": RADIUS_MODES, "rewards": ("radius", "prior"), "confidence": CONFIDENCE_KINDS}
     uses = ("known_rewards", "known_costs")
-    parts = ("solver", "costs")
+    parts: ClassVar[Sequence[str]] = ("solver", "costs")
     rewards: str = "radius"
     plan: Tensor
     planned: Tensor
@@ -68,14 +69,10 @@ class OptCMDP(EmpiricalLearner):
     def practical(cls, *args: Any, **overrides: Any) -> Self:
         """OptCMDP with the changes of `WCOPS.practical` that it can have, for horizons that people can run.
 
-        What each loses of the guarantees: radii at a hundredth may leave the true transitions out of the confidence set. The
-        priors in place of the radii of costs and rewards may leave their true means out, with a probability that delta does not
-        bound. The margin may cut the best safe policy off, by as much as one standard error of what it costs. The drift test may
-        ring where nothing has changed, and then forgets samples that were worth keeping.
-
-        Args:
-            args: As in the constructor.
-            overrides: Any of its options.
+        What each loses of the guarantees: radii at a hundredth may leave the true transitions out of the confidence set. The priors
+        in place of the radii of costs and rewards may leave their true means out, with a probability that delta does not bound. The
+        margin may cut the best safe policy off, by as much as one standard error of what it costs. The drift test may ring where
+        nothing has changed, and then forgets samples that were worth keeping. Any option may be given otherwise.
         """
         recipe: dict[str, Any] = {"radius_scale": 0.01, "rewards": "prior", "costs": practical_costs()}
         return cls(*args, **overridden(recipe, overrides))

@@ -96,7 +96,7 @@ class WCOPS(Learner):
         "share": None,
     }
     choices = {"loss": ("paper", "doubly-robust"), "violation_threshold": ("paper", "empirical"), "confidence": CONFIDENCE_KINDS}
-    parts = ("solver", "costs")
+    parts: ClassVar[Sequence[str]] = ("solver", "costs")
     usual_costs: ClassVar[type[CostModel]] = PaperCosts
     loss: str
     violation_threshold: str

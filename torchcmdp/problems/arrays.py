@@ -181,13 +181,9 @@ def _model(
 
 
 def extended(transitions: Tensor, ended: Tensor, discount: float, initial: Tensor) -> Tensor:
-    """Transitions with a state in which an episode is over, and one before it begins: `([H x] (N + 2) x A x (N + 2))`.
+    """Transitions `([H x] N x A x N)` with a state in which an episode is over, and one before it begins.
 
-    Args:
-        transitions: `([H x] N x A x N)`.
-        ended: True at the states that are the end of an episode, `(N,)`.
-        discount: The probability to go on.
-        initial: The distribution of the first state, `(N,)`.
+    `([H x] (N + 2) x A x (N + 2))`, with ends at the states `ended`, `(N,)` bool, and `discount` as the probability to go on.
     """
     n = len(initial)
     whole = torch.nn.functional.pad(transitions, (0, 2, 0, 0, 0, 2)).clone()
@@ -263,8 +259,7 @@ def _means(
 ) -> tuple[Tensor, Ends]:
     """Mean rewards or costs, `([H x] N x A)`, and the smallest and the largest of them; of those by successor, if so given.
 
-    Args:
-        shape: What a refusal names, where the table is a part of what was given.
+    A refusal names `shape`, where the table is a part of what was given.
     """
     values, pair = _numbers(name, table), tuple(transitions.shape[-3:-1])
     n = pair[0]

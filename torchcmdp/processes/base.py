@@ -58,10 +58,7 @@ class Process:
     def state_axes(self, mean_axes: int) -> Axes:
         """Of each entry of `state_dict` the axis of the runs, None where all runs share it.
 
-        By default a tensor has the runs in front, unless it has the axes of one mean for all.
-
-        Args:
-            mean_axes: How many these are: 3 for rewards and 4 for costs.
+        By default a tensor has the runs in front, unless it has the axes of one mean for all, 3 for rewards and 4 for costs.
         """
         return first_axes(self.state_dict(), mean_axes)
 
@@ -76,11 +73,7 @@ class Process:
 
 
 class Counted(Process):
-    """A process that needs to know nothing but how many episodes have been played.
-
-    Attributes:
-        episode: How many.
-    """
+    """A process that needs to know nothing but how many episodes have been played, its `episode`."""
 
     episode: int = 0
 

@@ -35,11 +35,7 @@ class _Stationary(Process):
 
 
 class Fixed(_Stationary):
-    """The feedback of a pair is its mean, in every episode.
-
-    Args:
-        mean: `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
-    """
+    """The feedback of a pair is its mean, `([runs x] L x S x A)` for rewards and `([runs x] m x L x S x A)` for costs."""
 
     def __init__(self, mean: Tensor) -> None:
         self._mean = check_mean(type(self).__name__, mean, -1.0)
