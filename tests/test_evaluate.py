@@ -138,9 +138,9 @@ def test_a_tensor_where_a_process_is_meant_is_fixed(cmdp: tc.LayeredCMDP) -> Non
     ("rewards", "sentence"),
     [
         (None, r"rewards is None; expected a process such as Bernoulli\(cmdp.rewards\), or a tensor of means\.$"),
-        ("text", "rewards is str; .*: it has no stationary, values"),
+        ("text", "rewards is a str; .*: it has no stationary, values"),
         (tc.Bernoulli, "rewards is the class Bernoulli; expected a process"),
-        (0.5, "rewards is float"),
+        (0.5, "rewards is a float"),
     ],
 )
 def test_what_is_no_process_gets_a_sentence(cmdp: tc.LayeredCMDP, rewards: Any, sentence: str) -> None:

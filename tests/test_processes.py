@@ -102,7 +102,7 @@ def adversary(base: Tensor, **changed: object) -> OGDAdversary:
         (lambda: adversary(ONE, low=1), "low is 1"),
         (lambda: adversary(ONE, low=-1), r"shape \(1, 1, 1\); expected \(\[runs x\] m x L x S x A\)"),
         (lambda: adversary(ONE.expand(2, 2, 1, 1, 1)), r"expected \(\[runs x\] L x S x A\) for rewards"),
-        (lambda: adversary(ONE, high=-0.5), r"high has values from -0.5 to -0.5; expected \[0, 1\]"),
+        (lambda: adversary(ONE, high=-0.5), r"high goes from -0.5 to -0.5; it must lie in \[0, 1\]"),
         (lambda: adversary(ONE, high=torch.ones(2)), "must broadcast"),
         (lambda: adversary(4 * ONE), "mean of OGDAdversary is 2"),
         (lambda: adversary(ONE).load_state_dict({}), "state of OGDAdversary has episode, values, but was given nothing"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief, check_tensor
+from torchcmdp.errors import InvalidInput, brief, check_shape, check_tensor
 from torchcmdp.hyperparameters import PerRun, as_numbers
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import checked_policy, pair_occupancy_of, policy_of, shaped_policy
@@ -49,8 +49,7 @@ class Baseline:
     def for_runs(self, runs: int, layout: Layout, constraints: int, **like: Any) -> tuple[Tensor, Tensor]:
         """The policy and the bounds of every run, `(runs x L x S x A)` and `(runs x m)`, or one sentence on what does not fit."""
         shape, bounds = (runs, constraints), self.cost_bounds
-        if bounds.shape not in (shape, shape[1:]):
-            raise InvalidInput(f"baseline.cost_bounds has shape {tuple(bounds.shape)}; expected (m,) = {shape[1:]} or {shape}.")
+        check_shape("baseline.cost_bounds", bounds, [shape, shape[1:]], f"expected (m,) = {shape[1:]} or {shape}")
         if bounds.device.type != "meta" and not (bounds >= -layout.layers).all():
             raise InvalidInput(
                 f"baseline.cost_bounds contains {float(bounds.min()):g}; {layout.layers} steps cannot cost less than "
@@ -122,17 +121,13 @@ def baseline(cmdp: LayeredCMDP, margin: PerRun | None = None) -> Baseline:
         )
     free = torch.where(gap.isinf(), torch.zeros_like(gap), gap)  # without constraints there is nothing to keep
     wanted = free / 2 if margin is None else as_numbers("margin", margin, dtype=cmdp.dtype, device=cmdp.device)
-    if wanted.shape not in ((), cmdp.batch_shape):
-        raise InvalidInput(
-            f"margin has shape {tuple(wanted.shape)}; expected one number, or one a CMDP, {tuple(cmdp.batch_shape)}."
-        )
+    batch = tuple(cmdp.batch_shape)
+    check_shape("margin", wanted, [(), batch], f"expected one number, or one a CMDP, {batch}")
     wanted = wanted.to(gap).expand(cmdp.batch_shape)
-    if cmdp.device.type != "meta" and not ((wanted > 0) & (wanted <= gap) | gap.isinf()).all():
-        j = int((~((wanted > 0) & (wanted <= gap) | gap.isinf())).flatten().nonzero()[0])
-        raise InvalidInput(
-            f"margin is {float(wanted.flatten()[j]):g}; it must be above zero and at most the Slater gap, "
-            f"{float(gap.flatten()[j]):g}."
-        )
+    wrong = ~((wanted > 0) & (wanted <= gap) | gap.isinf())
+    if cmdp.device.type != "meta" and wrong.any():
+        asked, most = (float(each[wrong][0]) for each in (wanted, gap))
+        raise InvalidInput(f"margin is {asked:g}; it must be above zero and at most the Slater gap, {most:g}.")
     # an occupancy has mass one in every layer: so much on each cost is all of it on their sum
     raised = cmdp.costs + (wanted / cmdp.layout.layers)[..., None, None, None, None]
     policy = policy_of(safe_optimum(cmdp, costs=raised * cmdp.layout.pair_mask(cmdp.device)).occupancy, cmdp.layout)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, check_device, check_dtype, check_tensor
+from torchcmdp.errors import InvalidInput, brief, check_device, check_dtype, check_tensor, kind_of
 from torchcmdp.layout import Layout, check_layout
 
 # How far a row of a policy may miss a sum of one: much more than rounding, much less than a mistake.
@@ -77,15 +77,8 @@ def shaped_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tenso
     if isinstance(policy, np.ndarray):
         policy = torch.from_numpy(policy)
     if not isinstance(policy, Tensor) or not policy.is_floating_point():
-        what = (
-            f"a tensor of {policy.dtype}"
-            if isinstance(policy, Tensor)
-            else "None"
-            if policy is None
-            else f"a {type(policy).__name__}"
-        )
         hint = ", such as what it returns" if callable(policy) else ""
-        raise InvalidInput(f"policy is {what}; expected a tensor or an array of probabilities (L x S x A){hint}.")
+        raise InvalidInput(f"policy is {kind_of(policy)}; expected a tensor or an array of probabilities (L x S x A){hint}.")
     if tuple(policy.shape[-3:]) != layout.pair_shape:
         raise InvalidInput(f"policy has shape {tuple(policy.shape)}; expected it to end in (L x S x A) = {layout.pair_shape}.")
     if runs is not None and tuple(policy.shape[:-3]) not in ((), (runs,)):

@@ -68,16 +68,10 @@ def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> O
     Rewards, `(... x L x S x A)`, stand in for the CMDP's own.
     """
     rewards = _rewards(cmdp, rewards)
-    layout = cmdp.layout
-    value, closed = rewards.new_zeros(*cmdp.batch_shape, layout.width), closed_pairs(layout, cmdp.device)
-    choices = []
-    for k in reversed(range(layout.layers)):
-        action_value = rewards[..., k, :, :] + _expected(cmdp, value, k)
-        value, best = action_value.masked_fill(closed[k], -torch.inf).max(-1)
-        choices.append(best)
-    policy = _deterministic(cmdp, torch.stack(choices[::-1], dim=-2))
+    ended = rewards.new_zeros(*cmdp.batch_shape, cmdp.layout.width)
+    value, policy = _backward(cmdp, ended, lambda ahead, k: rewards[..., k, :, :] + _expected(cmdp, ahead, k))
     feasible = torch.ones(cmdp.batch_shape, dtype=torch.bool, device=cmdp.device)
-    return Optimum(value[..., 0], occupancy_of(policy, cmdp.transitions, layout), feasible)
+    return Optimum(value, occupancy_of(policy, cmdp.transitions, cmdp.layout), feasible)
 
 
 def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
@@ -174,13 +168,12 @@ def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor
         ) from None
     # without constraints every pair has infinite room
     room = 0 - costs.amax(-4) if costs.shape[-4] else costs.new_full((*costs.shape[:-4], *layout.pair_shape), torch.inf)
-    value, closed = room.new_full((*batch, layout.width), torch.inf), closed_pairs(layout, cmdp.device)
-    choices = []
-    for k in reversed(range(layout.layers)):
+
+    def pairs(value: Tensor, k: int) -> Tensor:
         ahead = torch.where(cmdp.transitions[..., k, :, :, :] > 0, layout.ahead(value, k), torch.inf).amin(-1)
-        value, best = torch.minimum(room[..., k, :, :], ahead).masked_fill(closed[k], -torch.inf).max(-1)
-        choices.append(best)
-    return value[..., 0], _deterministic(cmdp, torch.stack(choices[::-1], dim=-2))
+        return torch.minimum(room[..., k, :, :], ahead)
+
+    return _backward(cmdp, room.new_full((*batch, layout.width), torch.inf), pairs)
 
 
 def _expected(cmdp: LayeredCMDP, value: Tensor, k: int) -> Tensor:
@@ -191,10 +184,18 @@ def _expected(cmdp: LayeredCMDP, value: Tensor, k: int) -> Tensor:
     return (transitions * cmdp.layout.ahead(value, k)).sum(-1)
 
 
-def _deterministic(cmdp: LayeredCMDP, choices: Tensor) -> Tensor:
-    """The policy that takes the actions `choices`, `(... x L x S)`: `(... x L x S x A)`."""
-    taken = choices.unsqueeze(-1) == torch.arange(cmdp.layout.actions, device=choices.device)
-    return (taken & cmdp.layout.pair_mask(choices.device)).to(cmdp.dtype)
+def _backward(cmdp: LayeredCMDP, value: Tensor, pairs: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, Tensor]:
+    """What is best from x_0 on, `(...)`, and the deterministic policy that attains it; ties go to the lowest action.
+
+    `value` is of the states after the last layer, and `pairs` leads from the states of a next layer to the pairs before them.
+    """
+    layout, choices = cmdp.layout, []
+    closed = closed_pairs(layout, cmdp.device)
+    for k in reversed(range(layout.layers)):
+        value, best = pairs(value, k).masked_fill(closed[k], -torch.inf).max(-1)
+        choices.append(best)
+    taken = torch.stack(choices[::-1], dim=-2).unsqueeze(-1) == torch.arange(layout.actions, device=cmdp.device)
+    return value[..., 0], (taken & layout.pair_mask(cmdp.device)).to(cmdp.dtype)
 
 
 def check_cmdp(cmdp: object) -> None:

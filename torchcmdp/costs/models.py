@@ -22,7 +22,7 @@ from torchcmdp.estimation import (
     step_uncertainty,
     violation_threshold,
 )
-from torchcmdp.hyperparameters import PerRun
+from torchcmdp.hyperparameters import PerRun, check_range, expanded
 from torchcmdp.identity import fingerprint
 from torchcmdp.protocols import Believer
 
@@ -119,8 +119,7 @@ class PriorCosts(CostModel):
         low = low if isinstance(low, Tensor) else torch.tensor(number("low", low), dtype=torch.float64)
         check_tensor("low", low)
         self._low = low
-        if low.device.type != "meta" and not ((low >= -1) & (low <= 1)).all():
-            raise InvalidInput(f"low has values from {float(low.min()):g} to {float(low.max()):g}; costs lie in [-1, 1].")
+        check_range("low", low, -1, 1)
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -131,11 +130,7 @@ class PriorCosts(CostModel):
         super().begin(learner)
         mask = learner.layout.pair_mask(learner.device)
         end = getattr(learner, "cost_low", -torch.ones(())) if self._low is None else self._low
-        try:
-            low = end.to(self.cost_estimate).expand_as(self.cost_estimate)
-        except RuntimeError:
-            shape, wanted = tuple(end.shape), tuple(self.cost_estimate.shape)
-            raise InvalidInput(f"low has shape {shape}; it must broadcast to (runs x m x L x S x A) = {wanted}.") from None
+        low = expanded("low", end.to(self.cost_estimate), self.cost_estimate.shape, "(runs x m x L x S x A) =")
         self.register_buffer("low_end", low * mask, persistent=False)
         self.register_buffer("high_end", mask.to(self.cost_estimate), persistent=False)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcmdp.confidence import KernelSet, confidence_set, visited_transitions
 from torchcmdp.errors import InvalidInput, brief, check_delta, check_device, check_dtype, check_memory, choice, whole_number
-from torchcmdp.hyperparameters import PerRun, as_numbers, connected, per_run, plain
+from torchcmdp.hyperparameters import PerRun, as_numbers, check_range, connected, per_run, plain
 from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.layout import Layout, check_layout
 from torchcmdp.learners.ties import Ties, ties_of
@@ -313,8 +313,7 @@ class Learner(nn.Module, ABC):
         if end.device.type == "meta" and self.device.type != "meta":
             raise InvalidInput(f"{name} is a tensor without values; it must have them, since the learner is on {self.device}.")
         end = end.to(self._unit)
-        if end.device.type != "meta" and not ((end >= lowest) & (end <= 1)).all():
-            raise InvalidInput(f"{name} goes from {float(end.min()):g} to {float(end.max()):g}; it must lie in [{lowest:g}, 1].")
+        check_range(name, end, lowest, 1)
         rows = self.runs if end.dim() > len(shape) and len(end) > 1 else 1
         try:
             whole = end.expand(rows, *shape) * self.layout.pair_mask(self.device)
