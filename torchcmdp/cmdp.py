@@ -68,7 +68,6 @@ class LayeredCMDP:
         check_layout(layout)
         for name, tensor in zip(TABLES, tensors_of(*(getattr(self, name) for name in TABLES)), strict=True):
             object.__setattr__(self, name, tensor)
-        for name, tensor in (("transitions", self.transitions), ("rewards", self.rewards), ("costs", self.costs)):
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 raise InvalidInput(f"{name} must be a floating-point torch tensor, not {kind_of(tensor)}.")
             if (tensor.dtype, tensor.device) != (self.transitions.dtype, self.transitions.device):
@@ -165,14 +164,8 @@ def stack_cmdps(cmdps: Sequence[LayeredCMDP]) -> LayeredCMDP:
                 f"CMDP 0 has {cmdps[0].layout.widths}, {cmdps[0].layout.actions} and {cmdps[0].constraints}; "
                 "a batch shares one layout."
             )
-    return LayeredCMDP(
-        cmdps[0].layout,
-        torch.stack([c.transitions for c in cmdps]),
-        torch.stack([c.rewards for c in cmdps]),
-        torch.stack([c.costs for c in cmdps]),
-        stack_units([c.units for c in cmdps]),
-        _common_origin([c.origin for c in cmdps]),
-    )
+    tables = (torch.stack([getattr(cmdp, name) for cmdp in cmdps]) for name in TABLES)
+    return LayeredCMDP(cmdps[0].layout, *tables, stack_units([c.units for c in cmdps]), _common_origin([c.origin for c in cmdps]))
 
 
 def _common_origin(origins: Sequence[Origin | None]) -> Origin | None:

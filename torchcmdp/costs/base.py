@@ -1,19 +1,55 @@
-"""What every cost model is: estimates in buffers that episodes revise, seen from their hopeful or their careful side."""
+"""What every cost model is: estimates in buffers that episodes revise, seen from either side, and a test for costs that change."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.costs.drift import Drift
 from torchcmdp.costs.evidence import CostEvidence
-from torchcmdp.errors import check_kind
+from torchcmdp.errors import check_kind, not_negative, positive
 from torchcmdp.estimation import cumulative_surprise, standard_error, surprise
 from torchcmdp.hyperparameters import PerRun, per_run, plain
+from torchcmdp.layout import Layout
 from torchcmdp.protocols import Believer
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A test for costs that have changed, and how much of the past is kept when it rings.
+
+    What the costs of an episode add up to beyond what the estimates said is summed up, less a slack, on both sides. The unit of
+    `height` and `slack` is the noise of an episode, `noise * sqrt(L)`, so that they mean the same at every length of an episode.
+    The defaults are 40 and 1/4 where L = 4. `python -m train study alarms` measures how often it rings for nothing.
+
+    Attributes:
+        height: The sum that rings, in units of the noise of an episode.
+        slack: What an episode may surprise by for free, in the same unit.
+        memory: How many samples every pair keeps at most when it rings.
+        noise: The largest standard deviation of one cost: 1 for costs that are -1 or 1, less where they are known to be tamer.
+    """
+
+    height: float = 20.0
+    slack: float = 0.125
+    memory: float = 30.0
+    noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("height", "memory", "noise"):
+            positive(name, getattr(self, name))
+        not_negative("slack", self.slack)
+
+    def unit(self, layout: Layout) -> float:
+        """The noise of an episode: sqrt(L) costs, each with its own."""
+        return self.noise * math.sqrt(layout.layers)
+
+    def config(self) -> dict[str, Any]:
+        """Everything that it was made with, ready for JSON."""
+        return asdict(self)
 
 
 class CostModel(nn.Module, ABC):

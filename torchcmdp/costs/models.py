@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchcmdp.costs.base import CostModel
-from torchcmdp.costs.drift import Drift
+from torchcmdp.costs.base import CostModel, Drift
 from torchcmdp.costs.evidence import CostEvidence
 from torchcmdp.errors import InvalidInput, check_kind, check_tensor, number
 from torchcmdp.estimation import (

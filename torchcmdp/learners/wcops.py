@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, upper_occupancy_visited
 from torchcmdp.costs import CostEvidence, CostModel, PaperCosts, cost_model, path_costs
-from torchcmdp.errors import InvalidInput, check_delta, whole_number
+from torchcmdp.errors import InvalidInput, whole_number
 from torchcmdp.estimation import doubly_robust_loss, loss_estimate
 from torchcmdp.hyperparameters import check_weights
 from torchcmdp.layout import Layout
@@ -34,8 +34,6 @@ OCCUPANCY_FLOOR = 1e-14
 
 def default_step(layout: Layout, horizon: int, delta: float) -> float:
     """eta = gamma = sqrt(L ln(L |X| |A| / delta) / (T |X| |A|)), the paper's choice."""
-    horizon = whole_number("horizon", horizon, least=1)
-    check_delta(delta)
     pairs = layout.total_states * layout.actions
     return math.sqrt(layout.layers * math.log(layout.layers * pairs / delta) / (horizon * pairs))
 

@@ -152,9 +152,12 @@ def _model(
     allowed = _allowed(mask, n, actions, horizon)
     checked_rows(transitions, allowed)
     rewards, reward_range = _means("R", R, transitions, allowed, horizon)
-    tables = rewards.new_zeros(0) if C is None else _constraints(_numbers("C", C))
+    tables = rewards.new_zeros(0) if C is None else _numbers("C", C)
+    if C is not None and tables.dim() < 2:
+        raise InvalidInput(f"C has shape {tuple(tables.shape)}; expected (N x A) for one constraint, or (m x N x A).")
+    tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
     means = [_means("C", each, transitions, allowed, horizon, tuple(tables.shape)) for each in tables]
-    ended, initial = _terminal(terminal, n), _initial(start, n)
+    ended, initial = _terminal(terminal, n), initial_of(start, n)
     if (initial[ended] > 0).any():
         raise InvalidInput(f"start is {brief(start)}, a terminal state; an episode must begin before it ends.")
     steps = max([transitions.dim() - 3, rewards.dim() - 2, *(mean.dim() - 2 for mean, _ in means)])
@@ -166,13 +169,11 @@ def _model(
     ranges = [
         (min(0.0, low), max(0.0, high)) if extra else (low, high) for low, high in (reward_range, *(ends for _, ends in means))
     ]
-    costs = torch.stack([mean for mean, _ in means]) if means else rewards.new_zeros(0, *rewards.shape)
+    rewards, *costs = (_padded(mean, ends) for mean, ends in zip([rewards, *(mean for mean, _ in means)], ranges, strict=True))
     return Model(
         extended(transitions, ended, discount, initial),
-        _padded(rewards, ranges[0]),
-        torch.stack([_padded(mean, ends) for mean, ends in zip(costs, ranges[1:], strict=True)])
-        if means
-        else rewards.new_zeros(0, *rewards.shape[:-2], n + 2, actions),
+        rewards,
+        torch.stack(costs) if costs else rewards.new_zeros(0, *rewards.shape),
         torch.nn.functional.pad(allowed, (0, 0, 0, 2), value=True),
         initial,
         ranges[0],
@@ -283,13 +284,6 @@ def _means(
     return means, (float(seen.min()), float(seen.max()))
 
 
-def _constraints(costs: Tensor) -> Tensor:
-    """The costs with an axis of constraints in front."""
-    if costs.dim() < 2:
-        raise InvalidInput(f"C has shape {tuple(costs.shape)}; expected (N x A) for one constraint, or (m x N x A).")
-    return costs.unsqueeze(0) if costs.dim() == 2 else costs
-
-
 def _terminal(terminal: Table | None, n: int) -> Tensor:
     """True at the states that end an episode, `(N,)`."""
     ended = torch.zeros(n, dtype=torch.bool)
@@ -308,7 +302,7 @@ def _terminal(terminal: Table | None, n: int) -> Tensor:
     return ended
 
 
-def _initial(start: Any, n: int) -> Tensor:
+def initial_of(start: Any, n: int) -> Tensor:
     """The distribution of the first state, `(N,)`."""
     if isinstance(start, int | np.integer) or (isinstance(start, Tensor | np.ndarray) and start.ndim == 0):
         number(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief, check_callable, number, require, whole_number
-from torchcmdp.problems.arrays import Model, checked_rows, distribution_of, layered
+from torchcmdp.problems.arrays import Model, checked_rows, distribution_of, initial_of, layered
 from torchcmdp.processes import Bernoulli
 from torchcmdp.units import Units
 
@@ -226,9 +226,7 @@ def _move(state: int, action: int, outcome: Sequence[Any], states: int) -> tuple
 def _initial(env: Any, states: int, start: int | None) -> Tensor:
     """The distribution of the first state, `(N,)`."""
     if start is not None:
-        expected = f"a state between 0 and {states - 1}"
-        first = number("start", start, expected, lambda found: found.is_integer() and 0 <= found < states)
-        return torch.nn.functional.one_hot(torch.tensor(int(first)), states).double()
+        return initial_of(start, states)
     names = ("initial_state_distrib", "isd")  # the second is what it was called in Gym
     distribution = next((getattr(env, name) for name in names if getattr(env, name, None) is not None), None)
     if distribution is None:
