@@ -30,8 +30,7 @@ class MAOPS(SOPS):
         layout, constraints, horizon, runs, dtype, device: As for every `Learner`.
         delta: Failure probability, half of it for each phase.
         baseline, seed, first_run, distinct_runs, bonus_scale, radius_scale, share, loss, confidence, solver, costs: As in `SOPS`.
-        eta: Of phase 2, as in `SOPS`; where that begins late, it grows to what it would be for the episodes that are left.
-        gamma: The same.
+        eta, gamma: Of phase 2, as in `SOPS`; where that begins late, they grow to what they would be for the episodes left.
         margin_solver: Of the linear program of phase 1, as the solver of `OptCMDP`.
 
     Attributes:

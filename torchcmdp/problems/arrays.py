@@ -25,12 +25,10 @@ class Model:
 
     Attributes:
         transitions: `([H x] (N + 2) x A x (N + 2))`.
-        rewards: Means, `([H x] (N + 2) x A)`.
-        costs: Means, `(m x [H x] (N + 2) x A)`.
+        rewards, costs: Means, `([H x] (N + 2) x A)` and `(m x [H x] (N + 2) x A)`.
         allowed: Which actions there are, `([H x] (N + 2) x A)` bool.
         initial: The distribution of the first state, `(N,)`.
-        reward_range: The smallest and the largest reward.
-        cost_ranges: The same of each cost.
+        reward_range, cost_ranges: The smallest and the largest reward, and of each cost.
     """
 
     transitions: Tensor

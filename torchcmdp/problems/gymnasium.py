@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief, check_callable, number, require, whole_number
-from torchcmdp.problems.arrays import Model, checked_rows, distribution_of, initial_of, layered
+from torchcmdp.problems.arrays import Model, Table, checked_rows, distribution_of, initial_of, layered
 from torchcmdp.processes import Bernoulli
 from torchcmdp.units import Units
 
@@ -123,7 +123,7 @@ def from_gymnasium(
     budget: float | Sequence[float] = 0.0,
     *,
     sense: str | Sequence[str] = "<=",
-    start: int | None = None,
+    start: int | Table | None = None,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> ImportedCMDP:
@@ -140,7 +140,7 @@ def from_gymnasium(
         budget: How much of it an episode may have in expectation: with a cost of one for an event, its largest probability. One
             number for all constraints, or one each.
         sense: "<=" for a cost, ">=" for a utility, which must sum to at least its budget; one for all or one each.
-        start: A state to start in, in place of the environment's own choice.
+        start: A state to start in, or a distribution, `(N,)`, in place of the environment's own choice.
         dtype, device: Of the result.
     """
     horizon = whole_number("horizon", horizon, least=1)
@@ -223,7 +223,7 @@ def _move(state: int, action: int, outcome: Sequence[Any], states: int) -> tuple
     )
 
 
-def _initial(env: Any, states: int, start: int | None) -> Tensor:
+def _initial(env: Any, states: int, start: int | Table | None) -> Tensor:
     """The distribution of the first state, `(N,)`."""
     if start is not None:
         return initial_of(start, states)
