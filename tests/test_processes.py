@@ -88,7 +88,7 @@ def adversary(base: Tensor, **changed: object) -> OGDAdversary:
         (lambda: Bernoulli(torch.full((1, 1, 1), torch.nan)), "mean of Bernoulli is nan"),
         (lambda: Fixed(torch.full((1, 1, 1), 2.0)), "mean of Fixed is 2"),
         (lambda: Fixed(torch.zeros(1, 1, 1, dtype=torch.int64)), "floating-point tensor"),
-        (lambda: Fixed([0.5]), "not a list"),  # type: ignore[arg-type]
+        (lambda: Fixed([0.5]), r"not \[0.5\]"),  # type: ignore[arg-type]
         (lambda: Fixed(torch.zeros(3, 2)), r"ends in \(L x S x A\)"),
         (lambda: Bernoulli(torch.zeros(1, 1, 1), low=0.5), "low is 0.5"),
         (lambda: Bernoulli(torch.zeros(1, 1, 1), low=-2), "low is -2"),

@@ -164,8 +164,8 @@ def stack_cmdps(cmdps: Sequence[LayeredCMDP]) -> LayeredCMDP:
                 f"CMDP 0 has {cmdps[0].layout.widths}, {cmdps[0].layout.actions} and {cmdps[0].constraints}; "
                 "a batch shares one layout."
             )
-    tables = (torch.stack([getattr(cmdp, name) for cmdp in cmdps]) for name in TABLES)
-    return LayeredCMDP(cmdps[0].layout, *tables, stack_units([c.units for c in cmdps]), _common_origin([c.origin for c in cmdps]))
+    P, r, g = (torch.stack([getattr(cmdp, name) for cmdp in cmdps]) for name in TABLES)
+    return LayeredCMDP(cmdps[0].layout, P, r, g, stack_units([c.units for c in cmdps]), _common_origin([c.origin for c in cmdps]))
 
 
 def _common_origin(origins: Sequence[Origin | None]) -> Origin | None:

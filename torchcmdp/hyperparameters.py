@@ -59,6 +59,14 @@ def expanded(name: str, value: Tensor, shape: tuple[int, ...], whose: str) -> Te
         raise InvalidInput(f"{name} has shape {tuple(value.shape)}; it must broadcast to {whose} {tuple(shape)}.") from None
 
 
+def register(module: nn.Module, name: str, value: Tensor | None) -> None:
+    """Keep a tensor in a module as what it is, a parameter or a buffer."""
+    if isinstance(value, nn.Parameter):
+        module.register_parameter(name, value)
+    else:
+        module.register_buffer(name, value)
+
+
 def check_weights(name: str, values: Tensor | None) -> None:
     """Refuse weights above one, where there are any."""
     if values is not None and values.device.type != "meta" and not (values <= 1).all():

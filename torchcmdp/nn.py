@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcmdp.errors import InvalidInput, check_kind, number, tensors_of, whole_number
+from torchcmdp.hyperparameters import register
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import occupancy_of, policy_of, softmax_policy, uniform_occupancy
 from torchcmdp.optimistic import largest_margin
@@ -88,10 +89,7 @@ class SafeOccupancy(nn.Module):
                 layout.check_shape(name, tensor, kind="pair" if name == "costs" else "transition")
         step = eta if isinstance(eta, Tensor) else torch.tensor(number("eta", eta), dtype=torch.float64)
         for name, tensor in {**tensors, "eta": step}.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
+            register(self, name, tensor)
         self._check_budget()
 
     def _check_budget(self) -> None:

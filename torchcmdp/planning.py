@@ -49,8 +49,9 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
     """
     rewards, costs = _rewards(cmdp, rewards), _costs(cmdp, costs)
     layout = cmdp.layout
-    if cmdp.device.type == "meta":
-        return _on_meta(cmdp)
+    if cmdp.device.type == "meta":  # shapes without values, so that a whole experiment can be traced there
+        value = cmdp.rewards.new_zeros(cmdp.batch_shape)
+        return Optimum(value, torch.zeros_like(cmdp.transitions), value.bool())
     solution = optimistic_optimum(rewards, SafeSet(layout, cmdp.transitions, cmdp.transitions, costs))
     _check_solved(solution)
     feasible = solution.status == Status.SOLVED
@@ -299,9 +300,3 @@ def _asked(policy: Callable[[Tensor], Any], cmdp: LayeredCMDP) -> Tensor:
 def _check_solved(solution: OptimisticOptimum) -> None:
     if (solution.status == Status.MAX_ITERATIONS).any():
         raise TorchCMDPError("the linear program of a CMDP could not be solved: its numbers are too ill-conditioned.")
-
-
-def _on_meta(cmdp: LayeredCMDP) -> Optimum:
-    """Shapes without values, so that a whole experiment can be traced on the meta device."""
-    value = cmdp.rewards.new_zeros(cmdp.batch_shape)
-    return Optimum(value, torch.zeros_like(cmdp.transitions), value.bool())

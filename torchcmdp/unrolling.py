@@ -158,7 +158,8 @@ def _layered(
     own = [allowed[k][layer] for k, layer in enumerate(layers)]
     following = [int(((transitions[k][layer] > 0).sum(-1) * own[k]).max()) for k, layer in enumerate(layers[:-1])] + [1]
     chosen = (*(table[..., 0, layers[0], :] for table in (rewards, costs)), transitions[0, layers[0]].mT)
-    idle = horizon > 1 and bool(own[0][0, 0]) and _is_idle(*(table[..., own[0][0]] for table in chosen))
+    same = (bool((table[..., own[0][0]] == table[..., :1]).all()) for table in chosen)  # whatever the action is
+    idle = horizon > 1 and bool(own[0][0, 0]) and all(same)
     fan = max(MOST_STARTS, *following[1:]) if idle else states
     slots = max(min(following[0], fan), *following[1:], 1)
     sparse = 2 * slots <= width if sparse is None else sparse
@@ -193,11 +194,6 @@ def _positive(chances: Tensor, most: int) -> tuple[Tensor, Tensor]:
     lists = torch.full((*chances.shape[:-1], most), -1, device=chances.device)
     lists[(*pair, slot)] = place
     return lists, torch.where(lists >= 0, chances.gather(-1, lists.clamp_min(0)), 0)
-
-
-def _is_idle(*tables: Tensor) -> bool:
-    """Whether no action, the last axis of each table of one state, makes a difference."""
-    return all(bool((table == table[..., :1]).all()) for table in tables)
 
 
 def _drawn(rows: _Rows, fan: int) -> list[_Rows]:

@@ -30,8 +30,10 @@ def generated() -> dict[str, str]:
 
 def groups() -> dict[str, list[str]]:
     """The names of `torchcmdp.__all__` under the comments that divide them there."""
-    parts = re.findall(r"^# (.+)\n__all__ \+= \[([^\]]+)\]", inspect.getsource(torchcmdp), flags=re.MULTILINE)
-    return {title: re.findall(r"\w+", names) for title, names in parts}
+    found: dict[str, list[str]] = {}
+    for comment, names in re.findall(r"^# (.+)\n((?:__all__ \+= .+\n)+)", inspect.getsource(torchcmdp), flags=re.MULTILINE):
+        found[comment] = re.findall(r'"(\w+)"', names)
+    return found
 
 
 def api() -> dict[str, str]:

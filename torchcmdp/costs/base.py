@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchcmdp.costs.evidence import CostEvidence
 from torchcmdp.errors import check_kind, not_negative, positive
 from torchcmdp.estimation import cumulative_surprise, standard_error, surprise
-from torchcmdp.hyperparameters import PerRun, per_run, plain
+from torchcmdp.hyperparameters import PerRun, per_run, plain, register
 from torchcmdp.layout import Layout
 from torchcmdp.protocols import Believer
 
@@ -100,11 +100,7 @@ class CostModel(nn.Module, ABC):
     def begin(self, learner: Believer) -> None:
         """Register the state, in which nothing was seen; a subclass adds its own."""
         like: dict[str, Any] = {"dtype": learner.dtype, "device": learner.device}
-        margin = None if self._margin is None else per_run("margin", self._margin, learner.runs, **like)
-        if isinstance(margin, nn.Parameter):
-            self.register_parameter("margin", margin)
-        else:
-            self.register_buffer("margin", margin)
+        register(self, "margin", None if self._margin is None else per_run("margin", self._margin, learner.runs, **like))
         pairs, m, drifts = learner.layout.pair_shape, learner.constraints, self.drift is not None
         self.register_buffer("cost_estimate", torch.zeros(learner.runs, m, *pairs, **like))
         self.register_buffer("samples", torch.zeros(learner.runs, *pairs, **like) if drifts else None)

@@ -22,18 +22,5 @@ LEARNERS: dict[str, type[Learner]] = {
     "dope": DOPE,
 }
 
-__all__ = [
-    "LEARNERS",
-    "DOPE",
-    "Evidence",
-    "Greedy",
-    "Guarded",
-    "Learner",
-    "MAOPS",
-    "OptCMDP",
-    "OptPrimalDual",
-    "PDBPS",
-    "SOPS",
-    "UOBREPS",
-    "WCOPS",
-]
+__all__ = ["LEARNERS", "Evidence", "Guarded", "Learner"]
+__all__ += ["DOPE", "Greedy", "MAOPS", "OptCMDP", "OptPrimalDual", "PDBPS", "SOPS", "UOBREPS", "WCOPS"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcmdp.confidence import KernelSet, confidence_set, visited_transitions
 from torchcmdp.errors import InvalidInput, brief, check_delta, check_device, check_dtype, check_memory, choice, whole_number
-from torchcmdp.hyperparameters import PerRun, as_numbers, check_range, connected, per_run, plain
+from torchcmdp.hyperparameters import PerRun, as_numbers, check_range, connected, per_run, plain, register
 from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.layout import Layout, check_layout
 from torchcmdp.learners.ties import Ties, ties_of
@@ -327,11 +327,8 @@ class Learner(nn.Module, ABC):
 
         A parameter, or a tensor that carries a gradient or a tangent, is kept as it is, so that derivatives flow to it.
         """
-        tensor = None if value is None else per_run(name, value, self.runs, dtype=self.dtype, device=self.device)
-        if isinstance(tensor, nn.Parameter):
-            self.register_parameter(name, tensor)
-        else:
-            self.register_buffer(name, tensor)
+        like: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        register(self, name, None if value is None else per_run(name, value, self.runs, **like))
 
     def hyperparameter(self, name: str) -> Tensor:
         """The values of a hyperparameter in the learner's dtype: `(runs,)`."""

@@ -56,10 +56,9 @@ class MAOPS(SOPS):
     @property
     def own_policy(self) -> Tensor:
         """What phase 1 explores with, or the policy of qhat_t in phase 2, `(runs x L x S x A)`."""
-        return self._kept("own_policy", self._either, self.log_occupancy, self.plan, self.exploring)
-
-    def _either(self) -> Tensor:
-        return torch.where(self.exploring[:, None, None, None], self.plan, self._policy())
+        exploring = self.exploring[:, None, None, None]
+        sources = (self.log_occupancy, self.plan, self.exploring)
+        return self._kept("own_policy", lambda: torch.where(exploring, self.plan, self._policy()), *sources)
 
     @property
     def _sources(self) -> tuple[Tensor, ...]:
