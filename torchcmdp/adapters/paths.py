@@ -39,10 +39,7 @@ class Path:
         self._episode, self._first = 0, -1
         self._states: list[int] = []
         self._actions: list[int] = []
-        self._numbers: np.ndarray = np.zeros(0)
-        self._rewards: np.ndarray = np.zeros(0)
-        self._costs: np.ndarray = np.zeros(0)
-        self._shown: np.ndarray = np.zeros(0)
+        self._block: tuple[np.ndarray, ...] = ()
 
     @property
     def seeded(self) -> bool:
@@ -66,8 +63,8 @@ class Path:
         episode, layer, state = self._episode - self._first, self.layer, self.state
         self._states.append(state)
         self._actions.append(action)
-        row = self._thresholds[layer, state, action]
-        slot = int(row.searchsorted(self._numbers[episode, layer], side="right"))
+        numbers, rewards, shown, costs = self._block
+        slot = int(self._thresholds[layer, state, action].searchsorted(numbers[episode, layer], side="right"))
         self.state = slot if self._lists is None else int(self._lists[layer, state, action, slot])
         self.layer += 1
         if self.layer == self.steps.layout.layers:
@@ -75,7 +72,7 @@ class Path:
             if not self.steps.stationary:
                 self.steps.advance(torch.tensor([self._states]), torch.tensor([self._actions]))
         place = (episode, layer, state, action)
-        return float(self._rewards[place]), self._shown[place], self._costs[place].copy()
+        return float(rewards[place]), shown[place], costs[place].copy()
 
     def _fill(self) -> None:
         """The numbers and the feedback at every pair of the next episodes."""
@@ -93,10 +90,12 @@ class Path:
         means = steps.costs.values.reshape(m, layout.layers, pairs).permute(2, 1, 0).repeat(self._episodes, 1, 1)
         costs = steps.shown.costs(steps.costs.observe(means, luck[..., COST:]), layers)
         by_pair = (self._episodes, layout.width, layout.actions, layout.layers)
-        self._numbers = numbers[..., NEXT_STATE].numpy(force=True)
-        self._rewards = array(rewards).reshape(by_pair).transpose(0, 3, 1, 2)
-        self._costs = array(costs).reshape(*by_pair, m).transpose(0, 3, 1, 2, 4)
-        self._shown = array(steps.shown.cost(costs, layers)).reshape(by_pair).transpose(0, 3, 1, 2)
+        self._block = (
+            numbers[..., NEXT_STATE].numpy(force=True),
+            array(rewards).reshape(by_pair).transpose(0, 3, 1, 2),
+            array(steps.shown.cost(costs, layers)).reshape(by_pair).transpose(0, 3, 1, 2),
+            array(costs).reshape(*by_pair, m).transpose(0, 3, 1, 2, 4),
+        )
 
 
 class Paths:
