@@ -77,6 +77,7 @@ class Curves:
     positive_violation_by_constraint = _summed("positive_violation", "Sum of [<g_t, q_t>]^+, `(runs x points x m)`.")
     realised_reward = _summed("realised_reward", "Rewards along the paths walked, of updates with a trajectory, `(runs x points)`.")
     realised_cost = _summed("realised_cost", "Costs along the paths walked, of updates with a trajectory, `(runs x points x m)`.")
+    realised_violation_by_constraint = realised_cost  # the name that results have for it
 
     def __init__(self, env: EnvironmentLike, comparators: Comparators) -> None:
         self.comparators, self.updates = comparators, 0
@@ -198,11 +199,6 @@ class Curves:
     def realised_violation(self) -> Tensor:
         """The largest over the constraints of the costs met along the paths walked, `(runs x points)`."""
         return worst_constraint(self.realised_cost)
-
-    @property
-    def realised_violation_by_constraint(self) -> Tensor:
-        """The costs met along the paths walked, `(runs x points x m)`; `realised_cost` by the name that results have for it."""
-        return self.realised_cost  # type: ignore[no-any-return]
 
     @property
     def positive_violation(self) -> Tensor:
