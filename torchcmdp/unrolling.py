@@ -207,17 +207,9 @@ def _drawn(rows: _Rows, fan: int) -> list[_Rows]:
         leaves = torch.arange(shares.numel(), device=shares.device).view_as(shares)
         total, actions = shares.sum(-1, keepdim=True), rows.rewards.shape[1]
         lists, real = torch.where(leaves < len(chances), leaves, -1), torch.arange(actions, device=shares.device) == 0
-        like = (len(shares), actions)
-        made.insert(
-            0,
-            _Rows(
-                torch.where(real[:, None], lists, -1),
-                torch.where(real[:, None], shares / total, 0.0),
-                rows.rewards.new_zeros(like),
-                rows.costs.new_zeros(len(rows.costs), *like),
-                real.expand(like),
-            ),
-        )
+        lists, drawn = torch.where(real[:, None], lists, -1), torch.where(real[:, None], shares / total, 0.0)
+        free = rows.rewards.new_zeros(1 + len(rows.costs), len(shares), actions)
+        made.insert(0, _Rows(lists, drawn, free[0], free[1:], real.expand_as(free[0])))
         chances = total.flatten()
     return [made[0]._replace(rewards=rows.rewards * made[0].real, costs=rows.costs * made[0].real), *made[1:]]
 
