@@ -51,12 +51,12 @@ def check_range(name: str, value: Tensor, low: float, high: float) -> None:
         )
 
 
-def expanded(name: str, value: Tensor, shape: tuple[int, ...], whose: str) -> Tensor:
-    """The tensor in a larger shape; `whose` says what shape that is."""
+def expanded(name: str, value: Tensor, like: Tensor, whose: str) -> Tensor:
+    """The tensor with the shape, the type and the place of another; `whose` says which that is."""
     try:
-        return value.expand(shape)
-    except RuntimeError:
-        raise InvalidInput(f"{name} has shape {tuple(value.shape)}; it must broadcast to {whose} {tuple(shape)}.") from None
+        return value.to(like).expand_as(like)
+    except RuntimeError:  # also of one without values, which cannot go there
+        raise InvalidInput(f"{name} has shape {tuple(value.shape)}; it must broadcast to {whose} {tuple(like.shape)}.") from None
 
 
 def register(module: nn.Module, name: str, value: Tensor | None) -> None:

@@ -129,7 +129,7 @@ class PriorCosts(CostModel):
         super().begin(learner)
         mask = learner.layout.pair_mask(learner.device)
         end = getattr(learner, "cost_low", -torch.ones(())) if self._low is None else self._low
-        low = expanded("low", end.to(self.cost_estimate), self.cost_estimate.shape, "(runs x m x L x S x A) =")
+        low = expanded("low", end, self.cost_estimate, "(runs x m x L x S x A) =")
         self.register_buffer("low_end", low * mask, persistent=False)
         self.register_buffer("high_end", mask.to(self.cost_estimate), persistent=False)
 

@@ -136,4 +136,4 @@ def _caps(high: Tensor | float, base: Tensor, low: float) -> Tensor:
     check_tensor("high", high)
     high = high.to(base) if high.device.type != "meta" else torch.ones_like(high, dtype=base.dtype, device=base.device)
     check_range("high", high, low, 1)
-    return expanded("high", high, base.shape, "the base's")
+    return expanded("high", high, base, "the base's")
