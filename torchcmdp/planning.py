@@ -47,7 +47,7 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
     An exact linear program: the optimistic one of `torchcmdp.optimistic` with the true kernel as the only plausible one, solved for
     the whole batch at once. Rewards, `(... x L x S x A)`, and costs, `(... x m x L x S x A)`, stand in for the CMDP's own.
     """
-    rewards, costs = _rewards(cmdp, rewards), _costs(cmdp, costs)
+    rewards, costs = _batched(cmdp, "rewards", rewards), _batched(cmdp, "costs", costs)
     layout = cmdp.layout
     if cmdp.device.type == "meta":  # shapes without values, so that a whole experiment can be traced there
         value = cmdp.rewards.new_zeros(cmdp.batch_shape)
@@ -68,7 +68,7 @@ def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> O
 
     Rewards, `(... x L x S x A)`, stand in for the CMDP's own.
     """
-    rewards = _rewards(cmdp, rewards)
+    rewards = _batched(cmdp, "rewards", rewards)
     ended = rewards.new_zeros(*cmdp.batch_shape, cmdp.layout.width)
     value, policy = _backward(cmdp, ended, lambda ahead, k: rewards[..., k, :, :] + _expected(cmdp, ahead, k))
     feasible = torch.ones(cmdp.batch_shape, dtype=torch.bool, device=cmdp.device)
@@ -80,7 +80,7 @@ def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
 
     Costs, `(... x m x L x S x A)`, stand in for the CMDP's own.
     """
-    costs = _costs(cmdp, costs)
+    costs = _batched(cmdp, "costs", costs)
     if costs.shape[-4] == 0 or cmdp.device.type == "meta":
         return torch.full(cmdp.batch_shape, torch.inf, dtype=cmdp.dtype, device=cmdp.device)
     margin, optimum = largest_margin(SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, costs))
@@ -158,9 +158,7 @@ def alpha_of(rho: Tensor) -> Tensor:
 
 def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor]:
     """W(x_0) = rho `(...)`, by W(x) = max_a min(s(x,a), min over possible successors y of W(y)), and the policy of its maxima."""
-    check_cmdp(cmdp)
-    layout = cmdp.layout
-    costs = cmdp.costs if costs is None else _placed(cmdp, "costs", _with_constraints(layout, costs))
+    costs, layout = _table(cmdp, "costs", costs), cmdp.layout
     try:
         batch = torch.broadcast_shapes(cmdp.batch_shape, costs.shape[:-4])
     except RuntimeError:
@@ -204,27 +202,26 @@ def check_cmdp(cmdp: object) -> None:
     check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP, such as random_cmdp() gives")
 
 
-def _rewards(cmdp: LayeredCMDP, rewards: Tensor | None) -> Tensor:
+def _table(cmdp: LayeredCMDP, name: str, given: Tensor | None) -> Tensor:
+    """The "rewards" or the "costs" of the CMDP, or what is given in their place, of any batch shape."""
     check_cmdp(cmdp)
-    if rewards is None:
-        return cmdp.rewards
-    cmdp.layout.check_shape("rewards", rewards, kind="pair")
-    return _to_batch(cmdp, "rewards", rewards, 3)
+    if given is None:
+        return cmdp.costs if name == "costs" else cmdp.rewards
+    cmdp.layout.check_shape(name, given, kind="pair")
+    if name == "costs" and given.dim() < 4:
+        raise InvalidInput(f"costs has shape {tuple(given.shape)}; it needs a constraint axis before (L x S x A).")
+    return _placed(cmdp, name, given)
 
 
-def _costs(cmdp: LayeredCMDP, costs: Tensor | None) -> Tensor:
-    check_cmdp(cmdp)
-    if costs is None:
-        return cmdp.costs
-    return _to_batch(cmdp, "costs", _with_constraints(cmdp.layout, costs), 4)
-
-
-def _with_constraints(layout: Layout, costs: Tensor) -> Tensor:
-    """The costs, refused if they do not end in (m x L x S x A)."""
-    layout.check_shape("costs", costs, kind="pair")
-    if costs.dim() < 4:
-        raise InvalidInput(f"costs has shape {tuple(costs.shape)}; it needs a constraint axis before (L x S x A).")
-    return costs
+def _batched(cmdp: LayeredCMDP, name: str, given: Tensor | None) -> Tensor:
+    """The same in the CMDP's batch shape."""
+    table, axes = _table(cmdp, name, given), 4 if name == "costs" else 3
+    batch, own = tuple(cmdp.batch_shape), table.shape[-axes:]
+    try:
+        return table.expand(*batch, *own)
+    except RuntimeError:
+        found = tuple(table.shape[:-axes])
+        raise InvalidInput(f"{name} has batch shape {found}; it must broadcast to the CMDP's {batch}.") from None
 
 
 def _placed(cmdp: LayeredCMDP, name: str, tensor: Tensor) -> Tensor:
@@ -232,16 +229,6 @@ def _placed(cmdp: LayeredCMDP, name: str, tensor: Tensor) -> Tensor:
     if tensor.device.type == "meta" != cmdp.device.type:
         raise InvalidInput(f"{name} is {brief(tensor)} without values, on the meta device; the CMDP is on {cmdp.device}.")
     return tensor.to(cmdp.transitions)
-
-
-def _to_batch(cmdp: LayeredCMDP, name: str, tensor: Tensor, axes: int) -> Tensor:
-    """Give a tensor the CMDP's batch shape."""
-    try:
-        return _placed(cmdp, name, tensor).expand(*cmdp.batch_shape, *tensor.shape[-axes:])
-    except RuntimeError:
-        raise InvalidInput(
-            f"{name} has batch shape {tuple(tensor.shape[:-axes])}; it must broadcast to the CMDP's {tuple(cmdp.batch_shape)}."
-        ) from None
 
 
 @dataclass(frozen=True, eq=False)
