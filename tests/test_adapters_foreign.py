@@ -193,7 +193,7 @@ def test_an_environment_in_the_users_units_is_played_in_normal_form():
         assert shown[0].tolist() == pytest.approx(own.tolist()) and played.costs.abs().max() <= 1
     learner = tc.WCOPS.for_env(env, horizon=3)
     assert tc.run(learner, env, 3, progress=False).violation.isfinite().all()
-    with pytest.raises(tc.InvalidInput, match="budget is -9, which no policy keeps"):
+    with pytest.raises(tc.InvalidInput, match="budget is -9 for constraint 0, which no policy keeps"):
         CMDPEnv(cmdp, budget=-9)
 
 

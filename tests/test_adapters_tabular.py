@@ -86,6 +86,15 @@ def test_only_reachable_states_are_kept():
     assert 300 in drawn.cmdp.layout.widths and drawn.states[0, 0] == drawn.waiting == 501
 
 
+def test_a_start_may_be_a_distribution():
+    chances = np.zeros(16)
+    chances[[0, 6]] = 0.25, 0.75
+    frozen = from_gymnasium("FrozenLake-v1", 3, fell_in_a_hole, 3.0, start=chances)
+    assert frozen.states[0, 0] == frozen.waiting and frozen.states[1, :2].tolist() == [0, 6]
+    drawn = frozen.cmdp.layout.dense(frozen.cmdp.transitions)[0, 0, 0]
+    assert drawn[:2].tolist() == [0.25, 0.75]
+
+
 def test_the_end_is_absorbing_and_free():
     imported = from_gymnasium("FrozenLake-v1", 10, fell_in_a_hole, 0.5)
     transitions = imported.cmdp.layout.dense(imported.cmdp.transitions)

@@ -53,7 +53,7 @@ class TestPrior:
         assert learner.costs.optimistic(learner)[0, 0, 0, 0].tolist() == [-0.5, 0.25]
         with pytest.raises(InvalidInput, match="low has shape"):
             bandit(PriorCosts(low=torch.zeros(3)))
-        with pytest.raises(InvalidInput, match="costs lie in"):
+        with pytest.raises(InvalidInput, match=r"it must lie in \[-1, 1\]"):
             PriorCosts(low=-2.0)
 
     def test_the_optimistic_side_lies_below_the_pessimistic_one_and_padding_is_zero(self) -> None:

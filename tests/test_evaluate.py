@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcmdp as tc
-from torchcmdp.adapters.steps import LayeredIndex
+from torchcmdp.adapters.steps import Steps
 
 MakePolicy = Callable[..., Tensor]
 
@@ -52,10 +52,10 @@ def test_a_network_is_asked_for_all_states_one_hot(cmdp: tc.LayeredCMDP, dtype: 
     layout = cmdp.layout
     network = nn.Sequential(nn.Linear(layout.total_states, layout.actions), nn.Softmax(-1)).to(dtype)
     table = torch.zeros(layout.pair_shape, dtype=dtype)
-    index = LayeredIndex(layout)
+    steps = Steps(cmdp)
     for k in range(layout.layers):
         for x in range(layout.widths[k]):
-            state = index.of(torch.tensor(k), torch.tensor(x), one_hot=True).to(dtype)
+            state = steps.observation(torch.tensor(k), torch.tensor(x), one_hot=True).to(dtype)
             table[k, x] = network(state).detach()
     one, two = tc.evaluate(network, cmdp), tc.evaluate(table, cmdp)
     assert float(one.value) == pytest.approx(float(two.value), rel=1e-6)
@@ -138,9 +138,9 @@ def test_a_tensor_where_a_process_is_meant_is_fixed(cmdp: tc.LayeredCMDP) -> Non
     ("rewards", "sentence"),
     [
         (None, r"rewards is None; expected a process such as Bernoulli\(cmdp.rewards\), or a tensor of means\.$"),
-        ("text", "rewards is str; .*: it has no stationary, values"),
+        ("text", "rewards is a str; .*: it has no stationary, values"),
         (tc.Bernoulli, "rewards is the class Bernoulli; expected a process"),
-        (0.5, "rewards is float"),
+        (0.5, "rewards is a float"),
     ],
 )
 def test_what_is_no_process_gets_a_sentence(cmdp: tc.LayeredCMDP, rewards: Any, sentence: str) -> None:

@@ -30,8 +30,8 @@ from torchcmdp.kernels.padding import LOAD
 from torchcmdp.layout import Layout
 from torchcmdp.learners import Greedy, OptCMDP
 from torchcmdp.learners.compiled import Packed
+from torchcmdp.learners.empirical import RADIUS_MODES
 from torchcmdp.learners.pdbps import dilated_bonus
-from torchcmdp.learners.radii import RADIUS_MODES
 from torchcmdp.occupancy import pair_occupancy_of, policy_of
 from torchcmdp.streams import RunStreams
 

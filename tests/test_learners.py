@@ -171,6 +171,18 @@ def test_config_names_the_cmdp(key: str, cmdp: LayeredCMDP) -> None:
 
 
 @every_learner
+def test_solvers_and_beliefs_are_in_the_configuration(key: str, cmdp: LayeredCMDP) -> None:
+    others = {
+        "solver": tc.ColumnGeneration(max_iterations=7) if issubclass(LEARNERS[key], tc.OptCMDP) else tc.Newton(tolerance=1e-7),
+        "margin_solver": tc.ColumnGeneration(max_iterations=7),
+        "costs": tc.PaperCosts(margin=0.5),
+    }
+    mine = [name for name in others if name in inspect.signature(LEARNERS[key]).parameters]
+    configs = [make(key, cmdp, **{name: others[name]}).config() for name in mine] + [make(key, cmdp).config()]
+    assert all(configs.count(config) == 1 for config in configs)
+
+
+@every_learner
 def test_foreign_trajectories_get_a_sentence(key: str, cmdp: LayeredCMDP) -> None:
     learner = make(key, cmdp, 2)
     good = simulator(cmdp, 2).rollout(learner.policy)

@@ -14,8 +14,8 @@ from helpers import play, simulator
 import torchcmdp as tc
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput
+from torchcmdp.learners.empirical import RADIUS_MODES
 from torchcmdp.learners.opt_primal_dual import OptPrimalDual
-from torchcmdp.learners.radii import RADIUS_MODES, feedback_radii, transition_kind
 from torchcmdp.trajectory import Trajectory
 
 DELTA, HORIZON = 0.01, 200
@@ -124,13 +124,15 @@ def test_published_matched_and_literal_radii(mode: str) -> None:
     layout = tc.Layout((1, 2, 1), 3)
     visits = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64).expand(2, *layout.pair_shape) * layout.pair_mask()
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64)
-    rewards, costs = feedback_radii(mode, visits, layout, 2, horizon=50, delta=0.1, bonus_scale=scales)
+    learner = OptPrimalDual(layout, 2, 50, 0.1, runs=2, radii=mode, bonus_scale=scales, confidence="bernstein")
+    learner.visits = visits
+    rewards, costs = learner.feedback_radii()
     inside = 2 * 2 * 4 * 3 * 50 / 0.1 if mode == "matched" else 6 * 4 * 3 * 3 * 50 / 0.1
     # the published radius is for costs in [0, 1], and costs in [-1, 1] have twice that range
     full = math.sqrt(2 * math.log(inside)) * (2 if mode == "literal" else 1)
     assert np.allclose(costs[:, 1, 1].numpy(), np.outer([1, 0.5], [full, full, full / 2]), rtol=1e-14)
     assert torch.equal(rewards, costs / 2) and (costs[:, ~layout.pair_mask()] == 0).all()
-    assert transition_kind(mode, "bernstein") == ("bernstein" if mode == "matched" else "efroni")
+    assert learner.kernel_kind == ("bernstein" if mode == "matched" else "efroni")
 
 
 @pytest.mark.parametrize("mode", RADIUS_MODES)

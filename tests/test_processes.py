@@ -88,7 +88,7 @@ def adversary(base: Tensor, **changed: object) -> OGDAdversary:
         (lambda: Bernoulli(torch.full((1, 1, 1), torch.nan)), "mean of Bernoulli is nan"),
         (lambda: Fixed(torch.full((1, 1, 1), 2.0)), "mean of Fixed is 2"),
         (lambda: Fixed(torch.zeros(1, 1, 1, dtype=torch.int64)), "floating-point tensor"),
-        (lambda: Fixed([0.5]), "not a list"),  # type: ignore[arg-type]
+        (lambda: Fixed([0.5]), r"not \[0.5\]"),  # type: ignore[arg-type]
         (lambda: Fixed(torch.zeros(3, 2)), r"ends in \(L x S x A\)"),
         (lambda: Bernoulli(torch.zeros(1, 1, 1), low=0.5), "low is 0.5"),
         (lambda: Bernoulli(torch.zeros(1, 1, 1), low=-2), "low is -2"),
@@ -102,7 +102,7 @@ def adversary(base: Tensor, **changed: object) -> OGDAdversary:
         (lambda: adversary(ONE, low=1), "low is 1"),
         (lambda: adversary(ONE, low=-1), r"shape \(1, 1, 1\); expected \(\[runs x\] m x L x S x A\)"),
         (lambda: adversary(ONE.expand(2, 2, 1, 1, 1)), r"expected \(\[runs x\] L x S x A\) for rewards"),
-        (lambda: adversary(ONE, high=-0.5), r"high has values from -0.5 to -0.5; expected \[0, 1\]"),
+        (lambda: adversary(ONE, high=-0.5), r"high goes from -0.5 to -0.5; it must lie in \[0, 1\]"),
         (lambda: adversary(ONE, high=torch.ones(2)), "must broadcast"),
         (lambda: adversary(4 * ONE), "mean of OGDAdversary is 2"),
         (lambda: adversary(ONE).load_state_dict({}), "state of OGDAdversary has episode, values, but was given nothing"),
@@ -323,3 +323,34 @@ def test_every_kind_is_its_own_configuration_and_says_whether_it_changes(cmdp: L
     processes = [*kinds(cmdp), Fixed(cmdp.costs), Bernoulli(cmdp.costs, low=-1)]
     assert len({json.dumps(process.config()) for process in processes}) == len(processes)
     assert [process.stationary for process in processes] == [False] * 5 + [True, False, True, True]
+
+
+def test_every_setting_is_in_the_configuration() -> None:
+    mean = torch.full((1, 1, 2, 2), 0.1, dtype=torch.float64)
+    half = mean / 2
+    differing = [
+        [Fixed(mean), Fixed(half)],
+        [Bernoulli(mean), Bernoulli(half), Bernoulli(mean, low=-1)],
+        [
+            Switching([mean, half], [2]),
+            Switching([half, mean], [2]),
+            Switching([mean, half], [3]),
+            Switching([mean, half], [2], noise="bernoulli"),
+            Switching([mean, half], [2], low=-1),
+        ],
+        [Cyclic([mean, half], 2), Cyclic([mean, half], 3), Cyclic([mean, mean], 2)],
+        [Recorder(Fixed(mean), 2), Recorder(Fixed(mean), 3), Recorder(Fixed(half), 2)],
+        [Replay(mean.expand(2, *mean.shape)), Replay(half.expand(2, *mean.shape))],
+        [
+            OGDAdversary(mean, sign=1, step=0.5, low=-1),
+            OGDAdversary(half, sign=1, step=0.5, low=-1),
+            OGDAdversary(mean, sign=-1, step=0.5, low=-1),
+            OGDAdversary(mean, sign=1, step=0.6, low=-1),
+            OGDAdversary(mean, sign=1, step=0.5, low=-0.5),
+            OGDAdversary(mean, sign=1, step=0.5, low=-1, high=0.5),
+            OGDAdversary(mean, sign=1, step=0.5, low=-1, schedule="sqrt_T", horizon=9),
+            OGDAdversary(mean, sign=1, step=0.5, low=-1, schedule="sqrt_T", horizon=8),
+        ],
+    ]
+    for processes in differing:
+        assert len({json.dumps(process.config()) for process in processes}) == len(processes), processes[0]

@@ -192,7 +192,7 @@ def test_the_layer_takes_a_budget() -> None:
     cmdp = from_arrays(P, PAY, COST[:1], horizon=4, budget=15.0)
     costs = torch.tensor(COST[:1])[:, cmdp.origin.states.clamp_min(0)] * cmdp.layout.pair_mask()
     layer = tc.nn.SafeOccupancy(cmdp.layout, 1, transitions=cmdp.transitions, costs=costs, budget=15.0)
-    with pytest.raises(tc.InvalidInput, match="budget is -100, which no policy keeps: of constraint 0 every one costs at least"):
+    with pytest.raises(tc.InvalidInput, match="budget is -100 for constraint 0, which no policy keeps: every one costs at least"):
         tc.nn.SafeOccupancy(cmdp.layout, 1, transitions=cmdp.transitions, costs=costs, budget=-100)
     both = torch.tensor(COST)[:, cmdp.origin.states.clamp_min(0)] * cmdp.layout.pair_mask()
     both[1] *= -1  # a utility, as `SENSES` says

@@ -145,7 +145,7 @@ def test_budgets_that_no_policy_keeps_together_are_refused() -> None:
             unroll(STAY, PAY, BOTH, horizon=3, budget=budget)
     with pytest.raises(InvalidInput, match="no policy keeps all 2 of the constraints at once"):
         unroll(STAY, PAY, BOTH * [[[1.0]], [[-1.0]]], horizon=3, budget=[6.0, -5.9], sense=["<=", ">="])
-    with pytest.raises(InvalidInput, match="budget is -1 for constraint 0, which no policy keeps: every one costs at least 0,"):
+    with pytest.raises(InvalidInput, match="budget is -1 for constraint 0, which no policy keeps: every one costs at least 0"):
         unroll(STAY, PAY, BOTH, horizon=3, budget=-1.0)
 
 

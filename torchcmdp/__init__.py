@@ -49,100 +49,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    # The problem
-    "Layout",
-    "LayeredCMDP",
-    "Units",
-    "problems",
-    "random_cmdp",
-    "single_state_cmdp",
-    "stack_cmdps",
-    "two_path_cmdp",
-    "unroll",
-    # Occupancies
-    "flow_residual",
-    "interval_residual",
-    "occupancy_of",
-    "pair_occupancy_of",
-    "policy_of",
-    "transitions_of",
-    "uniform_occupancy",
-    "uniform_policy",
-    # The projection
-    "Cvxpy",
-    "Newton",
-    "ProjectionResult",
-    "SafeSet",
-    "Solver",
-    "Status",
-    "project",
-    # Exact optima
-    "Evaluation",
-    "alpha_of",
-    "evaluate",
-    "rho",
-    "safe_optimum",
-    "safest_policy",
-    "slater_gap",
-    "unconstrained_optimum",
-    "ColumnGeneration",
-    "OptimisticOptimum",
-    "optimistic_optimum",
-    # Learners
-    "LEARNERS",
-    "Greedy",
-    "Learner",
-    "OptCMDP",
-    "OptPrimalDual",
-    "PDBPS",
-    "UOBREPS",
-    "WCOPS",
-    # Learners that are safe from the first episode, and what they are given
-    "Baseline",
-    "DOPE",
-    "MAOPS",
-    "Mixture",
-    "SOPS",
-    "baseline",
-    # What they believe of the costs
-    "CostModel",
-    "Drift",
-    "MeanCosts",
-    "PaperCosts",
-    "PriorCosts",
-    # Episodes
-    "Bernoulli",
-    "Cyclic",
-    "Fixed",
-    "OGDAdversary",
-    "Process",
-    "Recorder",
-    "Replay",
-    "Simulator",
-    "Switching",
-    "Trajectory",
-    "safe_caps",
-    # Measuring and running
-    "RunResult",
-    "Tracker",
-    "growth_exponent",
-    "load",
-    "mean_and_interval",
-    "plot_curves",
-    "run",
-    "run_split",
-    # Inside other people's code
-    "adapters",
-    "nn",
-    "testing",
-    "tuning",
-    # Errors
-    "InvalidInput",
-    "RunFolderError",
-    "TorchCMDPError",
-    "__version__",
-]
+__all__ = ["__version__"]
+# The problem
+__all__ += ["Layout", "LayeredCMDP", "Units", "problems", "random_cmdp"]
+__all__ += ["single_state_cmdp", "stack_cmdps", "two_path_cmdp", "unroll"]
+# Occupancies
+__all__ += ["flow_residual", "interval_residual", "occupancy_of", "pair_occupancy_of"]
+__all__ += ["policy_of", "transitions_of", "uniform_occupancy", "uniform_policy"]
+# The projection
+__all__ += ["Cvxpy", "Newton", "ProjectionResult", "SafeSet", "Solver", "Status", "project"]
+# Exact optima
+__all__ += ["Evaluation", "alpha_of", "evaluate", "rho", "safe_optimum", "safest_policy"]
+__all__ += ["slater_gap", "unconstrained_optimum", "ColumnGeneration", "OptimisticOptimum", "optimistic_optimum"]
+# Learners
+__all__ += ["LEARNERS", "Greedy", "Learner", "OptCMDP", "OptPrimalDual", "PDBPS", "UOBREPS", "WCOPS"]
+# Learners that are safe from the first episode, and what they are given
+__all__ += ["Baseline", "DOPE", "MAOPS", "Mixture", "SOPS", "baseline"]
+# What they believe of the costs
+__all__ += ["CostModel", "Drift", "MeanCosts", "PaperCosts", "PriorCosts"]
+# Episodes
+__all__ += ["Bernoulli", "Cyclic", "Fixed", "OGDAdversary", "Process", "Recorder"]
+__all__ += ["Replay", "Simulator", "Switching", "Trajectory", "safe_caps"]
+# Measuring and running
+__all__ += ["RunResult", "Tracker", "growth_exponent", "load", "mean_and_interval", "plot_curves", "run", "run_split"]
+# Inside other people's code
+__all__ += ["adapters", "nn", "testing", "tuning"]
+# Errors
+__all__ += ["InvalidInput", "RunFolderError", "TorchCMDPError"]
 
 # Loaded when first used: the layer alone brings in all of torch's compiler, which takes as long as torch itself.
 _LAZY = ("adapters", "nn", "testing", "tuning")

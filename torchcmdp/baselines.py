@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief, check_tensor
+from torchcmdp.errors import InvalidInput, brief, check_shape, check_tensor
 from torchcmdp.hyperparameters import PerRun, as_numbers
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import checked_policy, pair_occupancy_of, policy_of, shaped_policy
@@ -47,15 +47,9 @@ class Baseline:
         return margin_of(self.cost_bounds)
 
     def for_runs(self, runs: int, layout: Layout, constraints: int, **like: Any) -> tuple[Tensor, Tensor]:
-        """The policy and the bounds of every run, `(runs x L x S x A)` and `(runs x m)`, or one sentence about what does not fit.
-
-        Args:
-            runs, layout, constraints: Of whom they are for.
-            like: dtype and device.
-        """
+        """The policy and the bounds of every run, `(runs x L x S x A)` and `(runs x m)`, or one sentence on what does not fit."""
         shape, bounds = (runs, constraints), self.cost_bounds
-        if bounds.shape not in (shape, shape[1:]):
-            raise InvalidInput(f"baseline.cost_bounds has shape {tuple(bounds.shape)}; expected (m,) = {shape[1:]} or {shape}.")
+        check_shape("baseline.cost_bounds", bounds, [shape, shape[1:]], f"expected (m,) = {shape[1:]} or {shape}")
         if bounds.device.type != "meta" and not (bounds >= -layout.layers).all():
             raise InvalidInput(
                 f"baseline.cost_bounds contains {float(bounds.min()):g}; {layout.layers} steps cannot cost less than "
@@ -87,9 +81,7 @@ class Mixture:
     def occupancy(self, transitions: Tensor, layout: Layout) -> Tensor:
         """The state-action occupancy, exactly: the weighted sum of those of the policies, `(runs x L x S x A)`.
 
-        Args:
-            transitions: `(L x S x A x K)` or `(runs x L x S x A x K)`.
-            layout: Layer widths and actions.
+        The transitions are `(L x S x A x K)` or `(runs x L x S x A x K)`.
         """
         single = transitions.unsqueeze(1) if transitions.dim() == 5 else transitions
         return (self.weights[:, :, None, None, None] * pair_occupancy_of(self.policies, single, layout)).sum(1)
@@ -103,14 +95,10 @@ def margin_of(cost_bounds: Tensor) -> Tensor:
 
 
 def baseline_weight(worst: Tensor, cost_bounds: Tensor) -> Tensor:
-    """lambda, the least probability of the baseline with which lambda beta_i + (1 - lambda) w_i <= 0 for every i.
+    """lambda, the least probability of the baseline with which lambda beta_i + (1 - lambda) w_i <= 0 for every i: `(...)`.
 
-    Args:
-        worst: w_i, the most that the other policy may cost, `(... x m)`.
-        cost_bounds: beta_i < 0, `(... x m)`.
-
-    Returns:
-        max_i w_i / (w_i - beta_i) over the i with w_i > 0, and zero where there is none: `(...)`.
+    max_i w_i / (w_i - beta_i) over the i with w_i > 0, and zero where there is none; w_i is the most that the other policy may
+    cost, and beta_i < 0 bounds the baseline's, `(... x m)`.
     """
     if not worst.shape[-1]:
         return worst.new_zeros(worst.shape[:-1])
@@ -133,17 +121,13 @@ def baseline(cmdp: LayeredCMDP, margin: PerRun | None = None) -> Baseline:
         )
     free = torch.where(gap.isinf(), torch.zeros_like(gap), gap)  # without constraints there is nothing to keep
     wanted = free / 2 if margin is None else as_numbers("margin", margin, dtype=cmdp.dtype, device=cmdp.device)
-    if wanted.shape not in ((), cmdp.batch_shape):
-        raise InvalidInput(
-            f"margin has shape {tuple(wanted.shape)}; expected one number, or one a CMDP, {tuple(cmdp.batch_shape)}."
-        )
+    batch = tuple(cmdp.batch_shape)
+    check_shape("margin", wanted, [(), batch], f"expected one number, or one a CMDP, {batch}")
     wanted = wanted.to(gap).expand(cmdp.batch_shape)
-    if cmdp.device.type != "meta" and not ((wanted > 0) & (wanted <= gap) | gap.isinf()).all():
-        j = int((~((wanted > 0) & (wanted <= gap) | gap.isinf())).flatten().nonzero()[0])
-        raise InvalidInput(
-            f"margin is {float(wanted.flatten()[j]):g}; it must be above zero and at most the Slater gap, "
-            f"{float(gap.flatten()[j]):g}."
-        )
+    wrong = ~((wanted > 0) & (wanted <= gap) | gap.isinf())
+    if cmdp.device.type != "meta" and wrong.any():
+        asked, most = (float(each[wrong][0]) for each in (wanted, gap))
+        raise InvalidInput(f"margin is {asked:g}; it must be above zero and at most the Slater gap, {most:g}.")
     # an occupancy has mass one in every layer: so much on each cost is all of it on their sum
     raised = cmdp.costs + (wanted / cmdp.layout.layers)[..., None, None, None, None]
     policy = policy_of(safe_optimum(cmdp, costs=raised * cmdp.layout.pair_mask(cmdp.device)).occupancy, cmdp.layout)

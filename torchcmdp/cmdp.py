@@ -8,13 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import (
-    InvalidInput,
-    check_device,
-    check_dtype,
-    check_kind,
-    tensors_of,
-)
+from torchcmdp.errors import InvalidInput, check_device, check_dtype, check_kind, check_shape, kind_of, tensors_of
 from torchcmdp.layout import Layout, check_layout
 from torchcmdp.units import Units, stack_units
 
@@ -74,9 +68,8 @@ class LayeredCMDP:
         check_layout(layout)
         for name, tensor in zip(TABLES, tensors_of(*(getattr(self, name) for name in TABLES)), strict=True):
             object.__setattr__(self, name, tensor)
-        for name, tensor in (("transitions", self.transitions), ("rewards", self.rewards), ("costs", self.costs)):
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-                raise InvalidInput(f"{name} must be a floating-point torch tensor, not {_describe(tensor)}.")
+                raise InvalidInput(f"{name} must be a floating-point torch tensor, not {kind_of(tensor)}.")
             if (tensor.dtype, tensor.device) != (self.transitions.dtype, self.transitions.device):
                 raise InvalidInput(
                     f"{name} is {tensor.dtype} on {tensor.device}, but transitions is {self.transitions.dtype} on "
@@ -115,9 +108,7 @@ class LayeredCMDP:
             "cost_low": self.costs.shape,
         }
         for name, shape in shapes.items():
-            found = tuple(getattr(self.units, name).shape)
-            if found != tuple(shape):
-                raise InvalidInput(f"units.{name} has shape {found}; that of this CMDP is {tuple(shape)}.")
+            check_shape(f"units.{name}", getattr(self.units, name), [tuple(shape)], f"that of this CMDP is {tuple(shape)}")
 
     @property
     def constraints(self) -> int:
@@ -173,14 +164,8 @@ def stack_cmdps(cmdps: Sequence[LayeredCMDP]) -> LayeredCMDP:
                 f"CMDP 0 has {cmdps[0].layout.widths}, {cmdps[0].layout.actions} and {cmdps[0].constraints}; "
                 "a batch shares one layout."
             )
-    return LayeredCMDP(
-        cmdps[0].layout,
-        torch.stack([c.transitions for c in cmdps]),
-        torch.stack([c.rewards for c in cmdps]),
-        torch.stack([c.costs for c in cmdps]),
-        stack_units([c.units for c in cmdps]),
-        _common_origin([c.origin for c in cmdps]),
-    )
+    P, r, g = (torch.stack([getattr(cmdp, name) for cmdp in cmdps]) for name in TABLES)
+    return LayeredCMDP(cmdps[0].layout, P, r, g, stack_units([c.units for c in cmdps]), _common_origin([c.origin for c in cmdps]))
 
 
 def _common_origin(origins: Sequence[Origin | None]) -> Origin | None:
@@ -189,10 +174,6 @@ def _common_origin(origins: Sequence[Origin | None]) -> Origin | None:
     if first is None or any(each is None or not torch.equal(each.states, first.states) for each in origins):
         return None
     return replace(first, stationary=all(each is not None and each.stationary for each in origins), truncation=None)
-
-
-def _describe(value: object) -> str:
-    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _check_values(layout: Layout, name: str, tensor: Tensor, low: float, high: float) -> None:

@@ -88,12 +88,9 @@ class Comparators:
         self._points["anytime_points"].append(expected_value(self.reward_sum, self.safe))
 
     def reward_of(self, occupancy: Tensor, counts: Sequence[int], first: int = 0) -> Tensor:
-        """What a fixed occupancy would have earned up to each point from number `first` on, `(runs x points)`.
+        """What a fixed occupancy, `([runs x] L x S x A)`, would have earned up to each point from number `first` on.
 
-        Args:
-            occupancy: `([runs x] L x S x A)`.
-            counts: After how many updates each of all points was recorded.
-            first: As above.
+        `(runs x points)`; each of all points was recorded after so many updates as `counts` says.
         """
         if self.changing:
             return expected_value(self._curve("reward_points", first), occupancy).T

@@ -1,4 +1,8 @@
-"""Visit counts, sets of plausible transition kernels, and the exact optimistic expectations and occupancies over them."""
+"""Visit counts, sets of plausible transition kernels, and the exact optimistic expectations and occupancies over them.
+
+Throughout, `visits` are N(x,a), `(... x L x S x A)`, `transition_visits` M(x,a,y), `(... x L x S x A x K)`, and a `policy` is
+pi(a|x), `(... x L x S x A)`.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +49,7 @@ def slots_of(trajectory: Trajectory, layout: Layout) -> Tensor:
 
 
 def empirical_kernel(visits: Tensor, transition_visits: Tensor, layout: Layout) -> Tensor:
-    """The empirical transitions M / N, and uniform over the possible successors where a pair was never visited (D4).
-
-    Args:
-        visits: N(x,a), `(... x L x S x A)`.
-        transition_visits: M(x,a,y), `(... x L x S x A x K)`.
-
-    Returns:
-        `(... x L x S x A x K)`.
-    """
+    """M / N, and uniform over the possible successors where a pair was never visited (D4): `(... x L x S x A x K)`."""
     visits = visits.unsqueeze(-1)
     seen = torch.where(visits > 0, visits, 1.0)  # not a clamp: the visits that a policy leads one to expect may be below one
     return torch.where(visits > 0, transition_visits / seen, _uniform_kernel(layout, visits.dtype, visits.device))
@@ -92,13 +88,8 @@ class Intervals:
         dual min_c c + sum_y upper relu(f_y - c) - lower relu(c - f_y) has its minimum at some c = f_j: no sort is needed. Where
         values tie the maximum has a kink, and the gradient in `values` is shared evenly among the tied ones.
 
-        Args:
-            values: The columns f, `(... x L x S x Z)` over the states of the next layer, or `(... x S x Z)` with `layer`.
-            maximise: False gives the minimum.
-            layer: The layer k whose kernels are meant; all of them by default.
-
-        Returns:
-            `(... x L x S x A x Z)`, or `(... x S x A x Z)` with `layer`; zero in the padding.
+        Columns `(... x L x S x Z)` over the states of the next layer become `(... x L x S x A x Z)`, zero in the padding; with
+        `layer`, that of the kernels which are meant, `(... x S x Z)` becomes `(... x S x A x Z)`.
         """
         if not maximise:
             return -self.optimistic(-values, layer=layer)
@@ -233,22 +224,14 @@ def confidence_set(
 ) -> KernelSet:
     """The transition kernels that the visits so far leave plausible (line 8; the first three kinds are those of D7).
 
-    A pair that was never visited admits every row, whatever the scale. With iota = ln(T |X| |A| / delta) and N = max(1, visits):
+    A pair that was never visited admits every row, whatever the scale, a float or `(...)`, which multiplies every radius. With iota
+    = ln(T |X| |A| / delta) and N = max(1, visits):
 
     - "entrywise", the paper's set: |p - M/N| <= sqrt(2 n_{k+1} iota / N) for each successor;
     - "l1", the L1 ball with the same number as its radius;
     - "bernstein", UOB-REPS's: |p - M/N| <= 2 sqrt(M/N iota / (N-1)) + 14 iota / (3 (N-1));
     - "efroni", OptCMDP's: |p - M/N| <= 2 sqrt(M/N (1 - M/N) iota' / N) + 14 iota' / (3 N) with iota' = iota + ln 6;
     - "luo", of policy optimisation with dilated bonuses: |p - M/N| <= 4 sqrt(M/N iota / N) + 28 iota / (3 N).
-
-    Args:
-        kind: One of the above.
-        visits: N(x,a), `(... x L x S x A)`.
-        transition_visits: M(x,a,y), `(... x L x S x A x K)`.
-        layout: Layer widths and actions.
-        horizon: T.
-        delta: Failure probability.
-        radius_scale: Multiplies every radius, a float or `(...)`.
     """
     center, iota = empirical_kernel(visits, transition_visits, layout), transition_log_term(layout, horizon, delta)
     radius = _entry_radius("entrywise" if kind == "l1" else kind, center, visits, layout, iota, radius_scale)
@@ -260,14 +243,9 @@ def confidence_set(
 
 
 def _reach(kernels: KernelSet, policy: Tensor, targets: Tensor, maximise: bool) -> Tensor:
-    """The best (or worst) probability of reaching target states from x_0, by the backward recursion of COMP-UOB.
+    """The best (or worst) probability of reaching target states from x_0, by the backward recursion of COMP-UOB: `(... x L x C)`.
 
-    Args:
-        policy: `(... x L x S x A)`.
-        targets: Indicator of the C targets of each layer, `(... x L x S x C)`.
-
-    Returns:
-        `(... x L x C)`.
+    Indicators of the C targets of each layer are `(... x L x S x C)`.
     """
     layers, columns = policy.shape[-3], targets.shape[-1]
     policies, indicators = policy.unsqueeze(-1).unbind(-4), targets.unbind(-3)
@@ -297,12 +275,7 @@ def lower_occupancy(kernels: KernelSet, policy: Tensor, layout: Layout) -> Tenso
 
 
 def upper_occupancy_visited(kernels: KernelSet, policy: Tensor, layout: Layout, states: Tensor, actions: Tensor) -> Tensor:
-    """u_t: the upper occupancy of the pairs one episode visited, and of no others (for line 5): `(runs x L)`.
-
-    Args:
-        policy: `(runs x L x S x A)`.
-        states, actions: The visited pairs, int64, `(runs x L)`.
-    """
+    """u_t: the upper occupancy of the pairs one episode visited, `(runs x L)`, and of no others (for line 5): `(runs x L)`."""
     targets = torch.zeros(*states.shape, layout.width, 1, dtype=policy.dtype, device=policy.device)
     targets.scatter_(-2, states[..., None, None], 1.0)
     chosen = policy.flatten(-2).gather(-1, (states * layout.actions + actions).unsqueeze(-1))
@@ -310,17 +283,10 @@ def upper_occupancy_visited(kernels: KernelSet, policy: Tensor, layout: Layout, 
 
 
 def worst_value(kernels: KernelSet, policy: Tensor, values: Tensor, *, maximise: bool = True) -> Tensor:
-    """max over the set of <values_i, q^{P,pi}>: the most that a policy may cost, exactly, by a backward recursion.
+    """max over the set of <values_i, q^{P,pi}>, or min: the most that a policy may cost, exactly, `(... x m)`.
 
-    The set is a product over pairs and every pair is met at most once an episode, so one kernel attains the maximum everywhere.
-
-    Args:
-        policy: `(... x L x S x A)`.
-        values: Of every pair, `(... x m x L x S x A)`; batch shapes broadcast.
-        maximise: False gives the minimum.
-
-    Returns:
-        `(... x m)`; each i has a kernel of its own.
+    The set is a product over pairs and every pair is met at most once an episode, so one kernel attains the maximum everywhere, by
+    a backward recursion; each i, of values `(... x m x L x S x A)`, has a kernel of its own. Batch shapes broadcast.
     """
     columns = values.movedim(-4, -1)  # (... x L x S x A x m)
     chosen = policy.unsqueeze(-1)

@@ -60,6 +60,13 @@ def brief(value: object) -> str:
     return words if len(words) <= 60 else f"{words[:57]}..."
 
 
+def kind_of(value: object) -> str:
+    """What a value is, whatever is in it."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype}"
+    return "None" if value is None else f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
 def choice(name: str, value: str, options: Sequence[str]) -> str:
     """One of the names in `options`, or one sentence that suggests the nearest."""
     if isinstance(value, str) and value in options:
@@ -127,6 +134,12 @@ def check_tensor(name: str, value: object, axes: int = 0) -> None:
     if not isinstance(value, Tensor) or value.is_complex() or value.dtype == torch.bool or value.dim() < axes:
         least = f" with at least {axes} axes" if axes else ""
         raise InvalidInput(f"{name} is {brief(value)}; it must be a torch tensor of real numbers{least}.")
+
+
+def check_shape(name: str, value: Tensor, shapes: Sequence[tuple[int, ...]], expected: str) -> None:
+    """Refuse a tensor of none of these shapes."""
+    if tuple(value.shape) not in shapes:
+        raise InvalidInput(f"{name} has shape {tuple(value.shape)}; {expected}.")
 
 
 def tensors_of(*values: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from torchcmdp.errors import InvalidInput, brief, check_tensor
+from torchcmdp.errors import InvalidInput, brief, check_shape, check_tensor
 
 PerRun = Tensor | float
 """A hyperparameter: a float, or a tensor with one value a run."""
@@ -31,10 +31,7 @@ def per_run(name: str, value: PerRun, runs: int, *, dtype: torch.dtype, device: 
     Parameters are returned as they are, of shape () or (runs,); tensors that carry a gradient or a tangent stay connected to it.
     """
     value = as_numbers(name, value, dtype=dtype, device=device)
-    if value.shape not in ((), (runs,)):
-        raise InvalidInput(
-            f"{name} has shape {tuple(value.shape)}; it must be one number, or a tensor with one value for each of {runs} runs."
-        )
+    check_shape(name, value, [(), (runs,)], f"it must be one number, or a tensor with one value for each of {runs} runs")
     if value.device.type != "meta" and not ((value >= 0) & value.isfinite()).all():
         worst = next(v for v in value.detach().flatten().tolist() if not 0 <= v < math.inf)
         raise InvalidInput(f"{name} contains {worst}; it must be a finite number that is not negative.")
@@ -44,6 +41,30 @@ def per_run(name: str, value: PerRun, runs: int, *, dtype: torch.dtype, device: 
     value = value.to(device=device, dtype=dtype).expand(runs)
     # a copy, since load_state_dict writes into buffers and the caller's tensor is not ours to write to
     return value if live else value.detach().clone()
+
+
+def check_range(name: str, value: Tensor, low: float, high: float) -> None:
+    """Refuse a tensor with values beyond these ends, or NaN; one without values may have any."""
+    if value.device.type != "meta" and not ((value >= low) & (value <= high)).all():
+        raise InvalidInput(
+            f"{name} goes from {float(value.min()):g} to {float(value.max()):g}; it must lie in [{low:g}, {high:g}]."
+        )
+
+
+def expanded(name: str, value: Tensor, like: Tensor, whose: str) -> Tensor:
+    """The tensor with the shape, the type and the place of another; `whose` says which that is."""
+    try:
+        return value.to(like).expand_as(like)
+    except RuntimeError:  # also of one without values, which cannot go there
+        raise InvalidInput(f"{name} has shape {tuple(value.shape)}; it must broadcast to {whose} {tuple(like.shape)}.") from None
+
+
+def register(module: nn.Module, name: str, value: Tensor | None) -> None:
+    """Keep a tensor in a module as what it is, a parameter or a buffer."""
+    if isinstance(value, nn.Parameter):
+        module.register_parameter(name, value)
+    else:
+        module.register_buffer(name, value)
 
 
 def check_weights(name: str, values: Tensor | None) -> None:

@@ -54,7 +54,10 @@ def random_cmdp(
     if feasibility in ("binding", "tight") and constraints == 0:
         raise InvalidInput(f'feasibility "{feasibility}" needs at least one constraint, and constraints is 0.')
     generator = torch.Generator().manual_seed(seed)
-    transitions = _random_transitions(layout, generator)
+    # Dirichlet(1): exponential variables divided by their sum
+    weights = torch.empty(layout.transition_shape, dtype=torch.float64).exponential_(generator=generator) * layout.transition_mask()
+    total = weights.sum(-1, keepdim=True)
+    transitions = weights / torch.where(total > 0, total, 1)
     rewards = _uniform(layout.pair_shape, generator) * layout.pair_mask()
     needed = {"feasible": 0.0, "strict": margin}.get(feasibility, -torch.inf)
     gap = -torch.inf
@@ -75,12 +78,7 @@ def random_cmdp(
 
 
 def single_state_cmdp(rewards: Sequence[float], costs: Sequence[Sequence[float]] = ()) -> LayeredCMDP:
-    """A bandit: one state, one step, an action an arm.
-
-    Args:
-        rewards: Mean reward of each of the A arms.
-        costs: Mean costs, m lists of A numbers each.
-    """
+    """A bandit: one state, one step, an action an arm; the mean reward of each of A arms, and m lists of their mean costs."""
     for name, values in (("rewards", rewards), ("costs", costs)):
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise InvalidInput(f"{name} is {brief(values)}; it must be a list.")
@@ -122,13 +120,6 @@ def two_path_cmdp() -> LayeredCMDP:
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float64)
-
-
-def _random_transitions(layout: Layout, generator: torch.Generator) -> Tensor:
-    """Rows from Dirichlet(1): exponential variables divided by their sum."""
-    weights = torch.empty(layout.transition_shape, dtype=torch.float64).exponential_(generator=generator) * layout.transition_mask()
-    total = weights.sum(-1, keepdim=True)
-    return weights / torch.where(total > 0, total, 1)
 
 
 def _shifted(cmdp: LayeredCMDP, gap: float) -> LayeredCMDP:

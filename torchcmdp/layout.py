@@ -19,12 +19,7 @@ MOST_LAYERS = 2**16
 
 
 class Table:
-    """An array that never changes, compared and hashed by its contents.
-
-    Attributes:
-        array: The contents, not writeable.
-        digest: A checksum of shape, type and contents.
-    """
+    """An array that never changes, compared and hashed by its contents: a digest of its shape, type and numbers."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = np.ascontiguousarray(array)
@@ -162,12 +157,8 @@ class Layout:
     def ahead(self, values: Tensor, layer: int | None = None) -> Tensor:
         """What holds for the states of the next layer, at every slot of every pair; anything finite in the padding.
 
-        Args:
-            values: `(... x L x S)`, in which row k is about the states of layer k + 1; with `layer` that row alone, `(... x S)`.
-            layer: As above.
-
-        Returns:
-            `(... x L x S x A x K)`, or `(... x S x A x K)` with `layer`; without successor lists the axes of pairs have size one.
+        `(... x L x S)`, in which row k is about the states of layer k + 1, becomes `(... x L x S x A x K)`; with `layer` that row
+        alone, `(... x S)`, becomes `(... x S x A x K)`. Without successor lists the axes of pairs have size one.
         """
         if self.lists is None:
             return values[..., None, None, :]
@@ -178,12 +169,8 @@ class Layout:
     def arrivals(self, flow: Tensor, layer: int | None = None) -> Tensor:
         """What arrives in every state of the next layer: the transpose of `ahead`.
 
-        Args:
-            flow: `(... x L x S x A x K)`, or `(... x S x A x K)` with `layer`; zero in the padding.
-            layer: As above.
-
-        Returns:
-            `(... x L x S)`, in which row k is about the states of layer k + 1, or that row alone.
+        A flow `(... x L x S x A x K)`, zero in the padding, becomes `(... x L x S)`, in which row k is about the states of layer k
+        + 1; with `layer` that row alone, `(... x S x A x K)`, becomes `(... x S)`.
         """
         if self.lists is None:
             # no matrix product: that of a batch may round a row's sum by its place in the batch, and a run must not know its place

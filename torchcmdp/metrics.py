@@ -46,11 +46,7 @@ CURVES = (
 
 
 def episode_regret(rewards: Tensor, comparator: Tensor, occupancy: Tensor) -> Tensor:
-    """<r_t, q* - q_t>, one term of the regret: `(...)`.
-
-    Args:
-        rewards, comparator, occupancy: `(... x L x S x A)`; batch shapes broadcast.
-    """
+    """<r_t, q* - q_t>, one term of the regret: `(...)`, of `(... x L x S x A)` each; batch shapes broadcast."""
     return expected_value(rewards, comparator - occupancy)
 
 
@@ -65,7 +61,7 @@ def _summed(name: str, meaning: str) -> property:
 
 
 class Curves:
-    """Sums over the episodes of a run, kept at chosen episodes, and the curves that follow from them.
+    """Sums over the episodes of an environment's runs, kept at chosen episodes, and the curves that follow from them.
 
     Sums are in float64 whatever the CMDP's type, so that a million episodes add up. Memory grows with the number of points, not
     with that of episodes.
@@ -74,10 +70,6 @@ class Curves:
         updates: How many episodes were summed up.
         sums: All sums up to now, `(runs x (5 + 3 m))` in the order of `SUMS` and `SUMS_BY_CONSTRAINT`.
         comparators: What the policies are compared with.
-
-    Args:
-        env: Whose runs, constraints and device these are.
-        comparators: As above.
     """
 
     reward = _summed("reward", "Sum of <r_t, q_t>, `(runs x points)`.")
@@ -85,6 +77,7 @@ class Curves:
     positive_violation_by_constraint = _summed("positive_violation", "Sum of [<g_t, q_t>]^+, `(runs x points x m)`.")
     realised_reward = _summed("realised_reward", "Rewards along the paths walked, of updates with a trajectory, `(runs x points)`.")
     realised_cost = _summed("realised_cost", "Costs along the paths walked, of updates with a trajectory, `(runs x points x m)`.")
+    realised_violation_by_constraint = realised_cost  # the name that results have for it
 
     def __init__(self, env: EnvironmentLike, comparators: Comparators) -> None:
         self.comparators, self.updates = comparators, 0
@@ -208,11 +201,6 @@ class Curves:
         return worst_constraint(self.realised_cost)
 
     @property
-    def realised_violation_by_constraint(self) -> Tensor:
-        """The costs met along the paths walked, `(runs x points x m)`; `realised_cost` by the name that results have for it."""
-        return self.realised_cost  # type: ignore[no-any-return]
-
-    @property
     def positive_violation(self) -> Tensor:
         """The largest over the constraints of the sum of [<g_t, q_t>]^+, `(runs x points)`."""
         return worst_constraint(self.positive_violation_by_constraint)
@@ -277,12 +265,9 @@ class Curves:
 
 
 def in_units(curves: Mapping[str, Tensor], units: Units, counts: Tensor) -> dict[str, Tensor]:
-    """Curves in normal form, by the names of `CURVES`, as the user's units have them.
+    """Curves in normal form, by the names of `CURVES`, as the user's units have them; rho and alpha stay what they are.
 
-    Args:
-        curves: `(runs x points [x m])`; rho and alpha stay what they are.
-        units: Of one CMDP for all runs, or of one a run.
-        counts: Episodes up to each point, `(points,)`.
+    `(runs x points [x m])`; `counts` are the episodes up to each point, `(points,)`.
     """
     scale, offset = (each.reshape(-1, 1) for each in (units.reward_scale, units.reward_offset))
     cost_scale, budget = (each.reshape(-1, 1, each.shape[-1]) for each in (units.cost_scale, units.budget))
@@ -305,9 +290,6 @@ class Tracker(Curves):
     The regret compares with one safe policy for all episodes. Where neither process changes, it is the best for the CMDP's mean
     rewards and costs. Where one does, it is the best in hindsight: for the mean rewards and mean costs of all episodes up to the
     last recorded point. Where no policy is safe the regret is NaN.
-
-    Args:
-        env: The simulator whose episodes are measured.
     """
 
     def __init__(self, env: Simulator) -> None:

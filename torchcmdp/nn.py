@@ -7,11 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.errors import InvalidInput, brief, check_kind, number, tensors_of, whole_number
+from torchcmdp.errors import InvalidInput, check_kind, number, tensors_of, whole_number
+from torchcmdp.hyperparameters import register
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import occupancy_of, policy_of, softmax_policy, uniform_occupancy
 from torchcmdp.optimistic import largest_margin
-from torchcmdp.planning import BUDGET_TOLERANCE, JOINT_TOLERANCE, least_totals
+from torchcmdp.planning import least_totals, refuse_unkept
 from torchcmdp.projection import ProjectionSolver, project, projection_solver
 from torchcmdp.safe_set import SafeSet
 from torchcmdp.units import budgets_of
@@ -88,13 +89,10 @@ class SafeOccupancy(nn.Module):
                 layout.check_shape(name, tensor, kind="pair" if name == "costs" else "transition")
         step = eta if isinstance(eta, Tensor) else torch.tensor(number("eta", eta), dtype=torch.float64)
         for name, tensor in {**tensors, "eta": step}.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
-        self._check_budget(budget)
+            register(self, name, tensor)
+        self._check_budget()
 
-    def _check_budget(self, budget: object) -> None:
+    def _check_budget(self) -> None:
         """Refuse budgets that no policy keeps, alone or together, where transitions and costs are known and not trained."""
         known = (self.transitions, self.costs)
         if self.budget is None or self.lower is not None or any(each is None or isinstance(each, nn.Parameter) for each in known):
@@ -102,21 +100,12 @@ class SafeOccupancy(nn.Module):
         costs, transitions = self._costs(None), self._normalised(self.transitions)
         if transitions is None or "meta" in (costs.device.type, transitions.device.type):
             return
-        excess = least_totals(costs, transitions, self.layout).reshape(-1, self.constraints).amax(0)
-        if (excess > BUDGET_TOLERANCE * self.layout.layers * (1 + self.budget.abs())).any():
-            i = int(excess.argmax())
-            raise InvalidInput(
-                f"budget is {brief(budget)}, which no policy keeps: of constraint {i} every one costs at least "
-                f"{float(self.budget[i] + excess[i]):.6g}."
-            )
-        if self.constraints > 1:
-            # a constraint is scale free, and each is judged where its largest cost is one
-            size = costs.abs().amax((-3, -2, -1), keepdim=True)
-            margin, _ = largest_margin(
-                SafeSet(self.layout, transitions, transitions, costs.double() / torch.where(size > 0, size, 1))
-            )
-            if (margin < -JOINT_TOLERANCE * self.layout.layers).any():
-                raise InvalidInput(f"budget is {brief(budget)}; no policy keeps all {self.constraints} of the constraints at once.")
+        least = self.budget + least_totals(costs, transitions, self.layout)
+        # a constraint is scale free, and each is judged where its largest cost is one
+        size = costs.abs().amax((-3, -2, -1), keepdim=True)
+        judged = SafeSet(self.layout, transitions, transitions, costs.double() / torch.where(size > 0, size, 1))
+        one, scales = torch.ones_like(self.budget), 1 + self.budget.abs()
+        refuse_unkept(least, self.budget, scales, one, self.layout.layers, lambda: largest_margin(judged)[0])
 
     def forward(
         self,

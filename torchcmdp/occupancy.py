@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, check_device, check_dtype, check_tensor
+from torchcmdp.errors import InvalidInput, brief, check_device, check_dtype, check_tensor, kind_of
 from torchcmdp.layout import Layout, check_layout
 
 # How far a row of a policy may miss a sum of one: much more than rounding, much less than a mistake.
@@ -17,30 +17,18 @@ ROW_SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 def occupancy_of(policy: Tensor, transitions: Tensor, layout: Layout | None = None) -> Tensor:
-    """The occupancy q^{P,pi}(x,a,y) of a policy, by the forward recursion over layers.
+    """The occupancy q^{P,pi}(x,a,y) of a policy, by the forward recursion over layers: `(... x L x S x A x K)`.
 
     Args:
         policy: `(... x L x S x A)`.
         transitions: `(... x L x S x A x K)`; batch shapes broadcast.
         layout: Needed where it has successor lists; without one the K = S slots are the states of the next layer.
-
-    Returns:
-        `(... x L x S x A x K)`.
     """
     return pair_occupancy_of(policy, transitions, layout).unsqueeze(-1) * transitions
 
 
 def pair_occupancy_of(policy: Tensor, transitions: Tensor, layout: Layout | None = None) -> Tensor:
-    """The state-action occupancy q^{P,pi}(x,a) of a policy, without the successor axis.
-
-    Args:
-        policy: `(... x L x S x A)`.
-        transitions: `(... x L x S x A x K)`; batch shapes broadcast.
-        layout: As in `occupancy_of`.
-
-    Returns:
-        `(... x L x S x A)`.
-    """
+    """The state-action occupancy q^{P,pi}(x,a) of a policy, `(... x L x S x A)`: `occupancy_of` without the successor axis."""
     _check_pair(policy, transitions)
     layout = _layout_of(transitions, layout)
     policy = policy.expand(*torch.broadcast_shapes(policy.shape[:-3], transitions.shape[:-4]), *policy.shape[-3:])
@@ -52,23 +40,12 @@ def pair_occupancy_of(policy: Tensor, transitions: Tensor, layout: Layout | None
 
 
 def expected_value(values: Tensor, occupancy: Tensor) -> Tensor:
-    """<v, q>, the expected sum of `values` over an episode: `(...)`.
-
-    Args:
-        values, occupancy: `(... x L x S x A)`; batch shapes broadcast.
-    """
+    """<v, q>, the expected sum over an episode: `(...)`, of `(... x L x S x A)` each; batch shapes broadcast."""
     return (values * occupancy).sum(dim=(-1, -2, -3))
 
 
 def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
-    """pi(a|x) = q(x,a) / q(x), and uniform where q(x) = 0; padding stays zero.
-
-    Args:
-        occupancy: `(... x L x S x A x K)`.
-
-    Returns:
-        `(... x L x S x A)`.
-    """
+    """pi(a|x) = q(x,a) / q(x), and uniform where q(x) = 0: `(... x L x S x A)` of `(... x L x S x A x K)`, zero in the padding."""
     _check(occupancy, layout)
     pair = occupancy.sum(-1)
     state = pair.sum(-1, keepdim=True)
@@ -80,13 +57,10 @@ def policy_of(occupancy: Tensor, layout: Layout) -> Tensor:
 
 
 def checked_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tensor:
-    """A policy as a tensor, zero in the padding whatever stood there; refused if it is none.
+    """As `shaped_policy`, and zero in the padding whatever stood there; refused if it is none.
 
     The softmax of logits that are -inf in the padding is NaN there, which is fine. Off the CPU only the shape is looked at, since
     reading values would wait for the device.
-
-    Args:
-        policy, layout, runs: As for `shaped_policy`.
     """
     policy = shaped_policy(policy, layout, runs)
     policy = torch.where(layout.pair_mask(policy.device), policy, 0)
@@ -96,25 +70,15 @@ def checked_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tens
 
 
 def shaped_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tensor:
-    """A policy as a tensor whose values nobody has looked at; refused if its shape is wrong.
+    """A policy `(... x L x S x A)`, a tensor or an array, whose values nobody has looked at; refused if its shape is wrong.
 
-    Args:
-        policy: `(... x L x S x A)`, a tensor or an array.
-        layout: Layer widths and actions.
-        runs: If given, the batch shape is (runs,) or empty.
+    If `runs` is given, the batch shape is (runs,) or empty.
     """
     if isinstance(policy, np.ndarray):
         policy = torch.from_numpy(policy)
     if not isinstance(policy, Tensor) or not policy.is_floating_point():
-        what = (
-            f"a tensor of {policy.dtype}"
-            if isinstance(policy, Tensor)
-            else "None"
-            if policy is None
-            else f"a {type(policy).__name__}"
-        )
         hint = ", such as what it returns" if callable(policy) else ""
-        raise InvalidInput(f"policy is {what}; expected a tensor or an array of probabilities (L x S x A){hint}.")
+        raise InvalidInput(f"policy is {kind_of(policy)}; expected a tensor or an array of probabilities (L x S x A){hint}.")
     if tuple(policy.shape[-3:]) != layout.pair_shape:
         raise InvalidInput(f"policy has shape {tuple(policy.shape)}; expected it to end in (L x S x A) = {layout.pair_shape}.")
     if runs is not None and tuple(policy.shape[:-3]) not in ((), (runs,)):
@@ -144,14 +108,7 @@ def _run(batch: list[int]) -> str:
 
 
 def transitions_of(occupancy: Tensor, layout: Layout) -> Tensor:
-    """P(y|x,a) = q(x,a,y) / q(x,a), and uniform over the possible successors where q(x,a) = 0; padding stays zero.
-
-    Args:
-        occupancy: `(... x L x S x A x K)`.
-
-    Returns:
-        `(... x L x S x A x K)`.
-    """
+    """P(y|x,a) = q(x,a,y) / q(x,a), `(... x L x S x A x K)`, and uniform over the possible successors where q(x,a) = 0."""
     _check(occupancy, layout)
     pair = occupancy.sum(-1, keepdim=True)
     empty = pair <= 0
@@ -195,9 +152,7 @@ def uniform_occupancy(layout: Layout, *, dtype: torch.dtype = torch.float64, dev
 def flow_residual(occupancy: Tensor, layout: Layout | None = None) -> Tensor:
     """The largest violation of unit mass at x_0 and of inflow = outflow at any other state: `(...)`.
 
-    Args:
-        occupancy: `(... x L x S x A x K)`.
-        layout: As in `occupancy_of`.
+    The occupancy is `(... x L x S x A x K)`, and the layout needed as in `occupancy_of`.
     """
     check_tensor("occupancy", occupancy, axes=4)
     layout = _layout_of(occupancy, layout)
@@ -213,8 +168,7 @@ def flow_residual(occupancy: Tensor, layout: Layout | None = None) -> Tensor:
 def interval_residual(occupancy: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """The largest amount by which lower * q(x,a) <= q(x,a,y) <= upper * q(x,a) or q >= 0 is broken: `(...)`.
 
-    Args:
-        occupancy, lower, upper: `(... x L x S x A x K)`.
+    All three are `(... x L x S x A x K)`.
     """
     for name, tensor in (("occupancy", occupancy), ("lower", lower), ("upper", upper)):
         check_tensor(name, tensor, axes=4)

@@ -45,17 +45,13 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
     """OPT_G: max <r, q> over occupancies of the true transitions with <g_i, q> <= 0 for every i.
 
     An exact linear program: the optimistic one of `torchcmdp.optimistic` with the true kernel as the only plausible one, solved for
-    the whole batch at once.
-
-    Args:
-        cmdp: One CMDP or a batch.
-        rewards: Used in place of the CMDP's own, `(... x L x S x A)`.
-        costs: Used in place of the CMDP's own, `(... x m x L x S x A)`.
+    the whole batch at once. Rewards, `(... x L x S x A)`, and costs, `(... x m x L x S x A)`, stand in for the CMDP's own.
     """
-    rewards, costs = _rewards(cmdp, rewards), _costs(cmdp, costs)
+    rewards, costs = _batched(cmdp, "rewards", rewards), _batched(cmdp, "costs", costs)
     layout = cmdp.layout
-    if cmdp.device.type == "meta":
-        return _on_meta(cmdp)
+    if cmdp.device.type == "meta":  # shapes without values, so that a whole experiment can be traced there
+        value = cmdp.rewards.new_zeros(cmdp.batch_shape)
+        return Optimum(value, torch.zeros_like(cmdp.transitions), value.bool())
     solution = optimistic_optimum(rewards, SafeSet(layout, cmdp.transitions, cmdp.transitions, costs))
     _check_solved(solution)
     feasible = solution.status == Status.SOLVED
@@ -70,34 +66,21 @@ def safe_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None, costs: Tensor
 def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> Optimum:
     """OPT: max <r, q> over all occupancies of the true transitions, by backward induction; ties go to the lowest action.
 
-    Args:
-        cmdp: One CMDP or a batch.
-        rewards: Used in place of the CMDP's own, `(... x L x S x A)`.
+    Rewards, `(... x L x S x A)`, stand in for the CMDP's own.
     """
-    rewards = _rewards(cmdp, rewards)
-    layout = cmdp.layout
-    value, closed = rewards.new_zeros(*cmdp.batch_shape, layout.width), closed_pairs(layout, cmdp.device)
-    choices = []
-    for k in reversed(range(layout.layers)):
-        action_value = rewards[..., k, :, :] + _expected(cmdp, value, k)
-        value, best = action_value.masked_fill(closed[k], -torch.inf).max(-1)
-        choices.append(best)
-    policy = _deterministic(cmdp, torch.stack(choices[::-1], dim=-2))
+    rewards = _batched(cmdp, "rewards", rewards)
+    ended = rewards.new_zeros(*cmdp.batch_shape, cmdp.layout.width)
+    value, policy = _backward(cmdp, ended, lambda ahead, k: rewards[..., k, :, :] + _expected(cmdp, ahead, k))
     feasible = torch.ones(cmdp.batch_shape, dtype=torch.bool, device=cmdp.device)
-    return Optimum(value[..., 0], occupancy_of(policy, cmdp.transitions, layout), feasible)
+    return Optimum(value, occupancy_of(policy, cmdp.transitions, cmdp.layout), feasible)
 
 
 def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
-    """max_q min_i -<g_i, q>: positive if some policy is strictly safe, negative if none is safe; +inf without constraints.
+    """max_q min_i -<g_i, q>: positive if some policy is strictly safe, negative if none is safe; +inf without constraints, `(...)`.
 
-    Args:
-        cmdp: One CMDP or a batch.
-        costs: Used in place of the CMDP's own, `(... x m x L x S x A)`.
-
-    Returns:
-        `(...)`.
+    Costs, `(... x m x L x S x A)`, stand in for the CMDP's own.
     """
-    costs = _costs(cmdp, costs)
+    costs = _batched(cmdp, "costs", costs)
     if costs.shape[-4] == 0 or cmdp.device.type == "meta":
         return torch.full(cmdp.batch_shape, torch.inf, dtype=cmdp.dtype, device=cmdp.device)
     margin, optimum = largest_margin(SafeSet(cmdp.layout, cmdp.transitions, cmdp.transitions, costs))
@@ -106,15 +89,9 @@ def slater_gap(cmdp: LayeredCMDP, costs: Tensor | None = None) -> Tensor:
 
 
 def least_totals(values: Tensor, transitions: Tensor, layout: Layout) -> Tensor:
-    """The least that values of pairs can sum to over an episode in expectation, each table alone, by backward induction.
+    """The least that values of pairs, `(... x m x L x S x A)`, can sum to over an episode in expectation: `(... x m)` float64.
 
-    Args:
-        values: `(... x m x L x S x A)`.
-        transitions: P(y|x,a), `(... x L x S x A x K)`.
-        layout: Of both.
-
-    Returns:
-        `(... x m)` float64.
+    Each table alone, by backward induction under the transitions P(y|x,a), `(... x L x S x A x K)`.
     """
     values, transitions = values.double(), transitions.double().unsqueeze(-5)
     pairs, states = layout.pair_mask(values.device), layout.state_mask(values.device)
@@ -126,8 +103,35 @@ def least_totals(values: Tensor, transitions: Tensor, layout: Layout) -> Tensor:
     return least[..., 0]
 
 
+def refuse_unkept(
+    least: Tensor, limits: Tensor, scales: Tensor, signs: Tensor, layers: int, margin: Callable[[], Tensor] | None = None
+) -> None:
+    """Refuse budgets that no policy keeps, alone or together; all of them as costs, of which a utility is the negative.
+
+    Args:
+        least: What the costs of an episode sum to at least, each alone, `(... x m)`.
+        limits: What they may sum to, `(... x m)`.
+        scales: In what units rounding is measured, `(... x m)`.
+        signs: One for a cost, minus one for a utility, `(m,)`.
+        layers: L.
+        margin: Says by how much all can be kept together in normal form, `(...)`; None where nobody knows.
+    """
+    least, limits, scales = (each[None].flatten(0, -2) for each in torch.broadcast_tensors(least, limits, scales))
+    wrong = least - limits > BUDGET_TOLERANCE * layers * scales
+    if wrong.any():
+        j, i = wrong.nonzero()[0].tolist()
+        words, reached = "costs at least" if signs[i] > 0 else "gets at most", (signs * least)[j, i].round(decimals=12).item()
+        raise InvalidInput(
+            f"budget is {(signs * limits)[j, i].item():g} for constraint {i}, which no policy keeps: every one {words} "
+            f"{reached:z.6g}."
+        )
+    if margin is not None and len(signs) > 1 and (margin() < -JOINT_TOLERANCE * layers).any():
+        budget = brief((signs * limits)[0].tolist())
+        raise InvalidInput(f"budget is {budget}; no policy keeps all {len(signs)} of the constraints at once.")
+
+
 def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
-    """By how much the safest policy keeps every cost below zero in every pair it may visit.
+    """By how much the safest policy keeps every cost below zero in every pair it may visit: `(...)`.
 
     rho = max_q min over pairs with q(x,a) > 0 and constraints i of -g_i(x,a), by a bottleneck recursion over the layers: negative
     if every policy may meet a positive cost, +inf without constraints. A successor is possible where its probability is not zero.
@@ -136,22 +140,12 @@ def rho(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
         cmdp: One CMDP or a batch; only its transitions count.
         worst_costs: The largest cost of every pair over all episodes, `(... x m x L x S x A)`, its batch shape broadcast with the
             CMDP's; by default the CMDP's own costs.
-
-    Returns:
-        `(...)`.
     """
     return _bottleneck(cmdp, worst_costs)[0]
 
 
 def safest_policy(cmdp: LayeredCMDP, worst_costs: Tensor | None = None) -> Tensor:
-    """A deterministic policy that attains `rho`; ties go to the lowest action.
-
-    Args:
-        cmdp, worst_costs: As for `rho`.
-
-    Returns:
-        `(... x L x S x A)`.
-    """
+    """A deterministic policy that attains `rho`, `(... x L x S x A)`; ties go to the lowest action."""
     return _bottleneck(cmdp, worst_costs)[1]
 
 
@@ -164,9 +158,7 @@ def alpha_of(rho: Tensor) -> Tensor:
 
 def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor]:
     """W(x_0) = rho `(...)`, by W(x) = max_a min(s(x,a), min over possible successors y of W(y)), and the policy of its maxima."""
-    check_cmdp(cmdp)
-    layout = cmdp.layout
-    costs = cmdp.costs if costs is None else _placed(cmdp, "costs", _with_constraints(layout, costs))
+    costs, layout = _table(cmdp, "costs", costs), cmdp.layout
     try:
         batch = torch.broadcast_shapes(cmdp.batch_shape, costs.shape[:-4])
     except RuntimeError:
@@ -175,13 +167,12 @@ def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor
         ) from None
     # without constraints every pair has infinite room
     room = 0 - costs.amax(-4) if costs.shape[-4] else costs.new_full((*costs.shape[:-4], *layout.pair_shape), torch.inf)
-    value, closed = room.new_full((*batch, layout.width), torch.inf), closed_pairs(layout, cmdp.device)
-    choices = []
-    for k in reversed(range(layout.layers)):
+
+    def pairs(value: Tensor, k: int) -> Tensor:
         ahead = torch.where(cmdp.transitions[..., k, :, :, :] > 0, layout.ahead(value, k), torch.inf).amin(-1)
-        value, best = torch.minimum(room[..., k, :, :], ahead).masked_fill(closed[k], -torch.inf).max(-1)
-        choices.append(best)
-    return value[..., 0], _deterministic(cmdp, torch.stack(choices[::-1], dim=-2))
+        return torch.minimum(room[..., k, :, :], ahead)
+
+    return _backward(cmdp, room.new_full((*batch, layout.width), torch.inf), pairs)
 
 
 def _expected(cmdp: LayeredCMDP, value: Tensor, k: int) -> Tensor:
@@ -192,10 +183,18 @@ def _expected(cmdp: LayeredCMDP, value: Tensor, k: int) -> Tensor:
     return (transitions * cmdp.layout.ahead(value, k)).sum(-1)
 
 
-def _deterministic(cmdp: LayeredCMDP, choices: Tensor) -> Tensor:
-    """The policy that takes the actions `choices`, `(... x L x S)`: `(... x L x S x A)`."""
-    taken = choices.unsqueeze(-1) == torch.arange(cmdp.layout.actions, device=choices.device)
-    return (taken & cmdp.layout.pair_mask(choices.device)).to(cmdp.dtype)
+def _backward(cmdp: LayeredCMDP, value: Tensor, pairs: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, Tensor]:
+    """What is best from x_0 on, `(...)`, and the deterministic policy that attains it; ties go to the lowest action.
+
+    `value` is of the states after the last layer, and `pairs` leads from the states of a next layer to the pairs before them.
+    """
+    layout, choices = cmdp.layout, []
+    closed = closed_pairs(layout, cmdp.device)
+    for k in reversed(range(layout.layers)):
+        value, best = pairs(value, k).masked_fill(closed[k], -torch.inf).max(-1)
+        choices.append(best)
+    taken = torch.stack(choices[::-1], dim=-2).unsqueeze(-1) == torch.arange(layout.actions, device=cmdp.device)
+    return value[..., 0], (taken & layout.pair_mask(cmdp.device)).to(cmdp.dtype)
 
 
 def check_cmdp(cmdp: object) -> None:
@@ -203,27 +202,26 @@ def check_cmdp(cmdp: object) -> None:
     check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP, such as random_cmdp() gives")
 
 
-def _rewards(cmdp: LayeredCMDP, rewards: Tensor | None) -> Tensor:
+def _table(cmdp: LayeredCMDP, name: str, given: Tensor | None) -> Tensor:
+    """The "rewards" or the "costs" of the CMDP, or what is given in their place, of any batch shape."""
     check_cmdp(cmdp)
-    if rewards is None:
-        return cmdp.rewards
-    cmdp.layout.check_shape("rewards", rewards, kind="pair")
-    return _to_batch(cmdp, "rewards", rewards, 3)
+    if given is None:
+        return cmdp.costs if name == "costs" else cmdp.rewards
+    cmdp.layout.check_shape(name, given, kind="pair")
+    if name == "costs" and given.dim() < 4:
+        raise InvalidInput(f"costs has shape {tuple(given.shape)}; it needs a constraint axis before (L x S x A).")
+    return _placed(cmdp, name, given)
 
 
-def _costs(cmdp: LayeredCMDP, costs: Tensor | None) -> Tensor:
-    check_cmdp(cmdp)
-    if costs is None:
-        return cmdp.costs
-    return _to_batch(cmdp, "costs", _with_constraints(cmdp.layout, costs), 4)
-
-
-def _with_constraints(layout: Layout, costs: Tensor) -> Tensor:
-    """The costs, refused if they do not end in (m x L x S x A)."""
-    layout.check_shape("costs", costs, kind="pair")
-    if costs.dim() < 4:
-        raise InvalidInput(f"costs has shape {tuple(costs.shape)}; it needs a constraint axis before (L x S x A).")
-    return costs
+def _batched(cmdp: LayeredCMDP, name: str, given: Tensor | None) -> Tensor:
+    """The same in the CMDP's batch shape."""
+    table, axes = _table(cmdp, name, given), 4 if name == "costs" else 3
+    batch, own = tuple(cmdp.batch_shape), table.shape[-axes:]
+    try:
+        return table.expand(*batch, *own)
+    except RuntimeError:
+        found = tuple(table.shape[:-axes])
+        raise InvalidInput(f"{name} has batch shape {found}; it must broadcast to the CMDP's {batch}.") from None
 
 
 def _placed(cmdp: LayeredCMDP, name: str, tensor: Tensor) -> Tensor:
@@ -231,16 +229,6 @@ def _placed(cmdp: LayeredCMDP, name: str, tensor: Tensor) -> Tensor:
     if tensor.device.type == "meta" != cmdp.device.type:
         raise InvalidInput(f"{name} is {brief(tensor)} without values, on the meta device; the CMDP is on {cmdp.device}.")
     return tensor.to(cmdp.transitions)
-
-
-def _to_batch(cmdp: LayeredCMDP, name: str, tensor: Tensor, axes: int) -> Tensor:
-    """Give a tensor the CMDP's batch shape."""
-    try:
-        return _placed(cmdp, name, tensor).expand(*cmdp.batch_shape, *tensor.shape[-axes:])
-    except RuntimeError:
-        raise InvalidInput(
-            f"{name} has batch shape {tuple(tensor.shape[:-axes])}; it must broadcast to the CMDP's {tuple(cmdp.batch_shape)}."
-        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,9 +287,3 @@ def _asked(policy: Callable[[Tensor], Any], cmdp: LayeredCMDP) -> Tensor:
 def _check_solved(solution: OptimisticOptimum) -> None:
     if (solution.status == Status.MAX_ITERATIONS).any():
         raise TorchCMDPError("the linear program of a CMDP could not be solved: its numbers are too ill-conditioned.")
-
-
-def _on_meta(cmdp: LayeredCMDP) -> Optimum:
-    """Shapes without values, so that a whole experiment can be traced on the meta device."""
-    value = cmdp.rewards.new_zeros(cmdp.batch_shape)
-    return Optimum(value, torch.zeros_like(cmdp.transitions), value.bool())

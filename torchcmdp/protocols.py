@@ -1,4 +1,7 @@
-"""What `run` asks of a learner, an environment and a tracker, and a simulator of a process; anything with these members will do."""
+"""What `run` asks of a learner, an environment and a tracker, a simulator of a process, and a cost model of its learner.
+
+Anything with these members will do.
+"""
 
 from __future__ import annotations
 
@@ -115,3 +118,31 @@ class TrackerLike(Resumable, Protocol):
 
     def newest(self) -> dict[str, Tensor]:
         """The same at the last point alone, `(runs [x m])`."""
+
+
+class Believer(Protocol):
+    """What a cost model asks of the learner that it is part of: what every `Learner` has, and `planned` where there is a margin.
+
+    Attributes:
+        planned: q(x,a) of the occupancy that the next one is planned from, `(runs x L x S x A)`.
+    """
+
+    layout: Layout
+    constraints: int
+    runs: int
+    episode: Tensor
+    visits: Tensor
+    known_costs: Tensor | None
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def kernels(self) -> Any: ...
+    @property
+    def made_for(self) -> Mapping[str, Any]: ...
+    @property
+    def planned(self) -> Tensor: ...
+    def scale(self, name: str, /) -> Tensor | float: ...
+    def pooled(self, values: Tensor, /) -> Tensor: ...

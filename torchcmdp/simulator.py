@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, check_kind, check_memory, whole_number
+from torchcmdp.errors import InvalidInput, check_kind, check_memory, kind_of, whole_number
 from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import compact, room
@@ -98,15 +98,12 @@ class Simulator:
         self.cost_values = _checked("costs", self.costs, constraint, self.runs, self.device)
 
     def rollout(self, policy: Tensor) -> Trajectory:
-        """Play one episode of every run.
+        """Play one episode of every run, by pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs; an array will do.
 
         An action or successor of probability zero is never drawn. A row of the policy may miss a sum of one by rounding: it is
         normalised. On the CPU what is further off is refused, and so are negative and non-finite entries, except in the padding,
-        which is not looked at; elsewhere nothing looks at the values, because that would wait for the device, and a policy with
-        NaN shows in the metrics.
-
-        Args:
-            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs; an array will do.
+        which is not looked at; elsewhere nothing looks at the values, because that would wait for the device, and a policy with NaN
+        shows in the metrics.
         """
         shape = self.cmdp.layout.pair_shape
         policy = shaped_policy(policy, self.cmdp.layout, self.runs)
@@ -247,11 +244,8 @@ def _process(name: str, process: Any) -> ProcessLike:
         return Fixed(torch.as_tensor(process))
     lacks = [member for member in MEMBERS if not hasattr(type(process), member) and member not in getattr(process, "__dict__", ())]
     if lacks or isinstance(process, type):
-        what = (
-            "None" if process is None else f"the class {process.__name__}" if isinstance(process, type) else type(process).__name__
-        )
         raise InvalidInput(
-            f"{name} is {what}; expected a process such as Bernoulli(cmdp.{name}), or a tensor of means"
+            f"{name} is {kind_of(process)}; expected a process such as Bernoulli(cmdp.{name}), or a tensor of means"
             + (f": it has no {', '.join(lacks)}." if lacks and process is not None else ".")
         )
     return process  # type: ignore[no-any-return]

@@ -14,12 +14,7 @@ def worst_constraint(sums: Tensor) -> Tensor:
 
 
 def mean_and_interval(x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Mean over runs and the half-width of its confidence interval, t_{n-1} * s / sqrt(n); NaN for a single run.
-
-    Args:
-        x: `(runs x ...)`.
-        level: Confidence level, in (0, 1).
-    """
+    """Mean over runs, `(runs x ...)`, and half-width of its confidence interval, t_{n-1} * s / sqrt(n); NaN for a single run."""
     check_delta(level, "level")
     check_tensor("x", x, axes=1)
     if not x.is_floating_point() or not len(x):
@@ -36,13 +31,9 @@ def mean_and_interval(x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
 def growth_exponent(episodes: Tensor, curve: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
     """How fast a curve grows: b in curve = c t^b over the last half of its points, the mean over runs and its half-width.
 
-    Of every run the slope of log(curve) over log(t) by least squares, at those of the points where the curve is positive. Both
-    results are NaN if some run has fewer than two: such a run has no exponent, and leaving it out would flatter the others.
-
-    Args:
-        episodes: t at each point, `(points,)`.
-        curve: `(runs x points)`.
-        level: Confidence level of the interval.
+    Of every run the slope of log(curve), `(runs x points)`, over log(t), `(points,)` episodes, by least squares, at those of the
+    points where the curve is positive. Both results are NaN if some run has fewer than two: such a run has no exponent, and leaving
+    it out would flatter the others.
     """
     check_tensor("episodes", episodes, axes=1)
     check_tensor("curve", curve, axes=2)

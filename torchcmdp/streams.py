@@ -26,15 +26,7 @@ _BLOCK_EPISODES = 512
 
 
 def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Threefry-2x32 with 20 rounds (Salmon et al. 2011, Random123), on 32-bit words held in int64.
-
-    Args:
-        key: Two int64 tensors of words in [0, 2^32).
-        counter: Two int64 tensors of words in [0, 2^32); all four broadcast.
-
-    Returns:
-        Two int64 tensors of words in [0, 2^32), of the broadcast shape.
-    """
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011, Random123), on words in [0, 2^32) held in int64; all four broadcast."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x0, x1 = torch.broadcast_tensors(counter[0] + key[0], (counter[1] + key[1]) & _MASK)
     x0, x1 = x0.clone(), x1.clone()
@@ -82,12 +74,9 @@ class RunStreams:
         self._block_key: tuple[int, int, int] | None = None
 
     def uniform(self, episode: int, constraints: int, layers: int) -> Tensor:
-        """The numbers of one episode, in [0, 1) with 53 random bits.
+        """The numbers of one episode, in [0, 1) with 53 random bits: `(runs x L x (3 + m))` float64.
 
         The last axis is the purpose: 0 the action, 1 the next state, 2 the reward, 3 + i the cost of constraint i.
-
-        Returns:
-            `(runs x L x (3 + m))` float64.
         """
         if not 0 <= episode < _WORD:
             raise InvalidInput(f"episode is {episode}; it must be an integer with 0 <= episode < 2**32.")
@@ -111,8 +100,7 @@ class RunStreams:
     def coin(self, episode: Tensor) -> Tensor:
         """One more number of an episode, for whom who has to choose before it begins: `(runs,)` float64 in [0, 1).
 
-        Args:
-            episode: An int64 scalar tensor, which is not read on the host; the numbers are made where it is.
+        The episode is an int64 scalar tensor, which is not read on the host; the numbers are made where it is.
         """
         return _uniform(self.seed, self._indices(episode.device), episode, torch.full_like(episode, COIN * _SLOTS_PER_PURPOSE))
 
@@ -125,10 +113,7 @@ class RunStreams:
 def uniform_at(seed: int | Tensor, run: Tensor, episode: Tensor, layer: Tensor, constraints: int) -> Tensor:
     """The numbers of single steps, each of any run, episode and layer: `(... x (3 + m))`, as `RunStreams.uniform` has them.
 
-    Args:
-        seed: In [0, 2^32); one for all, or int64 `(...)`.
-        run, episode, layer: int64, `(...)`; they all broadcast.
-        constraints: m.
+    The seed is one for all, in [0, 2^32), or like the others int64 `(...)`; they all broadcast.
     """
     purposes = torch.arange(COST + constraints, device=layer.device) * _SLOTS_PER_PURPOSE
     seed = seed.unsqueeze(-1) if isinstance(seed, Tensor) else seed

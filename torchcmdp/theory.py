@@ -1,4 +1,8 @@
-"""The theorems' bounds as curves. Their constants are large: read them as orders of magnitude."""
+"""The theorems' bounds as curves. Their constants are large: read them as orders of magnitude.
+
+Each is of the shape of `t`, episodes; `constraints` is m, `horizon` T and `delta` the failure probability of the learner, in (0,
+1).
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,9 @@ from torchcmdp.layout import Layout
 
 
 def regret_bound(layout: Layout, horizon: int, delta: float, t: Tensor | float | None = None) -> Tensor:
-    """14 L |X|^2 sqrt(2 t |A| ln(T |X|^2 |A| / delta)), which bounds the regret and the alpha-regret at t = T.
+    """14 L |X|^2 sqrt(2 t |A| ln(T |X|^2 |A| / delta)), which bounds the regret and the alpha-regret at t = T, the default.
 
     The theorem speaks of t = T alone; at other t this is its curve with the step size of horizon T.
-
-    Args:
-        layout: Layer widths and actions.
-        horizon: T.
-        delta: Failure probability of the learner, in (0, 1).
-        t: Episodes, any shape; T if left out.
-
-    Returns:
-        Of the shape of `t`.
     """
     _check(horizon, delta)
     size = layout.total_states
@@ -32,18 +27,7 @@ def regret_bound(layout: Layout, horizon: int, delta: float, t: Tensor | float |
 
 
 def violation_bound(layout: Layout, constraints: int, horizon: int, delta: float, t: Tensor | float) -> Tensor:
-    """61 L |X| sqrt(2 t |A| ln(2 m T^2 |X| |A| / delta)), which bounds V_t for every t; zero without constraints.
-
-    Args:
-        layout: Layer widths and actions.
-        constraints: m.
-        horizon: T.
-        delta: Failure probability of the learner, in (0, 1).
-        t: Episodes, any shape.
-
-    Returns:
-        Of the shape of `t`.
-    """
+    """61 L |X| sqrt(2 t |A| ln(2 m T^2 |X| |A| / delta)), which bounds V_t for every t; zero without constraints."""
     return _safety_bound(61, 2, layout, constraints, horizon, delta, t)
 
 
@@ -53,7 +37,7 @@ def positive_violation_bound(layout: Layout, constraints: int, horizon: int, del
 
 
 def trivial_bound(layout: Layout, t: Tensor | float) -> Tensor:
-    """L t, which no regret and no violation can exceed; of the shape of `t`."""
+    """L t, which no regret and no violation can exceed."""
     return layout.layers * _as_tensor(t)
 
 

@@ -16,11 +16,8 @@ class Trajectory:
     terminal state 0.
 
     Attributes:
-        states: `(runs x L)` int64.
-        actions: `(runs x L)` int64.
-        next_states: `(runs x L)` int64.
-        rewards: Observed rewards at the visited pairs, `(runs x L)`.
-        costs: Observed costs at the visited pairs, `(runs x L x m)`.
+        states, actions, next_states: `(runs x L)` int64.
+        rewards, costs: Observed at the visited pairs, `(runs x L)` and `(runs x L x m)`.
     """
 
     states: Tensor

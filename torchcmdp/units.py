@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, check_kind, check_tensor, choice
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_shape, check_tensor, choice
 from torchcmdp.identity import fingerprint
 
 SENSES = ("<=", ">=")
@@ -54,10 +54,7 @@ class Units:
                 raise InvalidInput(f"{name} is {brief(value)}; all of it must be finite{', and above zero' if positive else ''}.")
         batch, m = tuple(self.reward_scale.shape), self.budget.shape[-1]
         for name, shape in (("reward_offset", batch), ("cost_scale", (*batch, m)), ("budget", (*batch, m))):
-            if tuple(getattr(self, name).shape) != shape:
-                raise InvalidInput(
-                    f"{name} has shape {tuple(getattr(self, name).shape)}; expected {shape}, as the other units have."
-                )
+            check_shape(name, getattr(self, name), [shape], f"expected {shape}, as the other units have")
         check_kind("sense", self.sense, tuple, f"a tuple with '<=' or '>=' for each of {m} costs")
         senses_of(self.sense, m)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcmdp.cmdp import LayeredCMDP, Origin
 from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor, number, switch, tensors_of, whole_number
 from torchcmdp.layout import MOST_LAYERS, Layout
-from torchcmdp.planning import BUDGET_TOLERANCE, JOINT_TOLERANCE, least_totals, slater_gap
+from torchcmdp.planning import least_totals, refuse_unkept, slater_gap
 from torchcmdp.units import NormalForm, normal_form
 
 # A start that no action changes is drawn in several layers where it has more successors than this.
@@ -90,9 +90,12 @@ def _described(cmdp: LayeredCMDP, layers: Sequence[Tensor], form: NormalForm | N
         return replace(cmdp, origin=origin)
     real = layout.pair_mask(cmdp.device).clone()
     real[1 : drawn + 1] = False  # where nothing is earned and nothing met
-    found = replace(cmdp, units=form.units(len(layers), real), origin=origin)
-    check_budgets(found)
-    return found
+    units = form.units(len(layers), real)
+    if cmdp.device.type != "meta":
+        limits = units.sign * units.budget
+        least = limits + units.cost_scale * least_totals(cmdp.costs, cmdp.transitions, layout)
+        refuse_unkept(least, limits, units.cost_scale, units.sign, layout.layers, lambda: slater_gap(cmdp))
+    return replace(cmdp, units=units, origin=origin)
 
 
 def _allowed(mask: Tensor | np.ndarray | None, shape: tuple[int, int, int], device: torch.device) -> Tensor:
@@ -149,17 +152,14 @@ def _layered(
 ) -> LayeredCMDP:
     """Tables with an axis of steps before N, cut down to the states of each layer, with successor lists where that pays.
 
-    Args:
-        layers: The states of each.
-        transitions, rewards, costs: `(H x N x A x N)`, `(H x N x A)` and `(m x H x N x A)`.
-        allowed: Which actions a state has, `(H x N x A)` bool.
-        sparse: As in `unroll`.
+    `(H x N x A x N)`, `(H x N x A)` and `(m x H x N x A)`; `allowed` says which actions a state has, `(H x N x A)` bool.
     """
     (horizon, states, actions), width = rewards.shape, max(map(len, layers))
     own = [allowed[k][layer] for k, layer in enumerate(layers)]
     following = [int(((transitions[k][layer] > 0).sum(-1) * own[k]).max()) for k, layer in enumerate(layers[:-1])] + [1]
     chosen = (*(table[..., 0, layers[0], :] for table in (rewards, costs)), transitions[0, layers[0]].mT)
-    idle = horizon > 1 and bool(own[0][0, 0]) and _is_idle(*(table[..., own[0][0]] for table in chosen))
+    same = (bool((table[..., own[0][0]] == table[..., :1]).all()) for table in chosen)  # whatever the action is
+    idle = horizon > 1 and bool(own[0][0, 0]) and all(same)
     fan = max(MOST_STARTS, *following[1:]) if idle else states
     slots = max(min(following[0], fan), *following[1:], 1)
     sparse = 2 * slots <= width if sparse is None else sparse
@@ -196,11 +196,6 @@ def _positive(chances: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return lists, torch.where(lists >= 0, chances.gather(-1, lists.clamp_min(0)), 0)
 
 
-def _is_idle(*tables: Tensor) -> bool:
-    """Whether no action, the last axis of each table of one state, makes a difference."""
-    return all(bool((table == table[..., :1]).all()) for table in tables)
-
-
 def _drawn(rows: _Rows, fan: int) -> list[_Rows]:
     """Layers of one action in which the successors of an idle first state are drawn, of at most `fan` successors a state each."""
     chances = rows.chances[0, 0]  # of all states of the next layer, in their order
@@ -212,17 +207,9 @@ def _drawn(rows: _Rows, fan: int) -> list[_Rows]:
         leaves = torch.arange(shares.numel(), device=shares.device).view_as(shares)
         total, actions = shares.sum(-1, keepdim=True), rows.rewards.shape[1]
         lists, real = torch.where(leaves < len(chances), leaves, -1), torch.arange(actions, device=shares.device) == 0
-        like = (len(shares), actions)
-        made.insert(
-            0,
-            _Rows(
-                torch.where(real[:, None], lists, -1),
-                torch.where(real[:, None], shares / total, 0.0),
-                rows.rewards.new_zeros(like),
-                rows.costs.new_zeros(len(rows.costs), *like),
-                real.expand(like),
-            ),
-        )
+        lists, drawn = torch.where(real[:, None], lists, -1), torch.where(real[:, None], shares / total, 0.0)
+        free = rows.rewards.new_zeros(1 + len(rows.costs), len(shares), actions)
+        made.insert(0, _Rows(lists, drawn, free[0], free[1:], real.expand_as(free[0])))
         chances = total.flatten()
     return [made[0]._replace(rewards=rows.rewards * made[0].real, costs=rows.costs * made[0].real), *made[1:]]
 
@@ -240,24 +227,3 @@ def _stacked(made: Sequence[_Rows], sparse: bool) -> LayeredCMDP:
         P[k, :n, :, :most], lists[k, :n, :, :most] = rows.chances, rows.lists
         r[k, :n], g[:, k, :n], mask[k, :n] = rows.rewards, rows.costs, rows.real
     return LayeredCMDP(Layout(widths, pairs[-1], lists if sparse else None, mask), P, r, g)
-
-
-def check_budgets(cmdp: LayeredCMDP) -> None:
-    """Refuse budgets that no policy keeps, alone or together; of a CMDP with units and no batch."""
-    units = cmdp.units
-    if units is None or cmdp.device.type == "meta":
-        return
-    for i, least in enumerate(least_totals(cmdp.costs, cmdp.transitions, cmdp.layout).tolist()):
-        if least > BUDGET_TOLERANCE * cmdp.layout.layers:
-            sums = cmdp.costs.new_zeros(cmdp.constraints, dtype=torch.float64)
-            sums[i] = least
-            reached, budget = float(units.episode_costs(sums)[i].round(decimals=12)), float(units.budget[i])
-            words = ("costs at least", "at most") if units.sense[i] == "<=" else ("gets at most", "at least")
-            raise InvalidInput(
-                f"budget is {budget:g} for constraint {i}, which no policy keeps: every one {words[0]} {reached:z.6g}, and "
-                f"{words[1]} {budget:g} is asked for."
-            )
-    if cmdp.constraints > 1 and float(slater_gap(cmdp)) < -JOINT_TOLERANCE * cmdp.layout.layers:
-        raise InvalidInput(
-            f"budget is {brief(units.budget.tolist())}; no policy keeps all {cmdp.constraints} of the constraints at once."
-        )

@@ -30,15 +30,10 @@ def generated() -> dict[str, str]:
 
 def groups() -> dict[str, list[str]]:
     """The names of `torchcmdp.__all__` under the comments that divide them there."""
-    source = inspect.getsource(torchcmdp)
-    body = source[source.index("__all__ = [") :]
     found: dict[str, list[str]] = {}
-    for comment, name in re.findall(r'^    (?:# (.+)|"(\w+)",)$', body[: body.index("\n]")], flags=re.MULTILINE):
-        if comment:
-            found[comment] = []
-        else:
-            found[next(reversed(found))].append(name)
-    return {title: [name for name in names if name != "__version__"] for title, names in found.items()}
+    for comment, names in re.findall(r"^# (.+)\n((?:__all__ \+= .+\n)+)", inspect.getsource(torchcmdp), flags=re.MULTILINE):
+        found[comment] = re.findall(r'"(\w+)"', names)
+    return found
 
 
 def api() -> dict[str, str]:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from torchcmdp.adapters import require
-from torchcmdp.adapters.steps import LayeredIndex
+from torchcmdp.adapters.steps import first_numbers
 from torchcmdp.adapters.tabular import Cost, Move
 from torchcmdp.comparators import Comparators
 from torchcmdp.errors import InvalidInput, brief, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.metrics import Curves, is_unsafe
-from torchcmdp.planning import BUDGET_TOLERANCE
+from torchcmdp.planning import refuse_unkept
 from torchcmdp.processes.base import check_keys
 from torchcmdp.protocols import EnvironmentLike
 from torchcmdp.sampling import thresholds
@@ -81,26 +81,15 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
         reward_ends, *cost_ends = [(min(low, 0.0), max(high, 0.0)) for low, high in (self._told[0], *self._told[1])]
         form = normal_form(waiting, waiting.expand(self.constraints, 1), steps, budget, sense, reward_ends, cost_ends)
         self.units, self._low, self._high = form.units(steps, self.layout.pair_mask()), form.low, form.high
-        self._check_budget(cost_ends)
-        self._sign, self._share = self.units.sign.numpy(), (self.units.sign * self.units.budget / steps).numpy()
+        signs, scales, ends = self.units.sign, self.units.cost_scale, torch.tensor(cost_ends, dtype=torch.float64).reshape(-1, 2)
+        least, limits = (signs[:, None] * ends).amin(-1) * steps, signs * self.units.budget
+        refuse_unkept(least, limits, scales, signs, steps)  # what policies can reach within the ends is not known here
+        self._sign, self._share = signs.numpy(), (limits / steps).numpy()
         self.cost_limits = self._share * steps
         self.cost_limit = float(self.cost_limits[0]) if self.constraints == 1 else 0.0
         self.observation_space = gym.spaces.Discrete(self.layout.total_states)
         self._first: int | None = None
         self._layer, self._state, self._over = 0, 0, False
-
-    def _check_budget(self, ends: Sequence[Ends]) -> None:
-        """Refuse a budget that no costs within their ends keep; what policies can reach is not known here."""
-        L = self.layout.layers
-        for i, (low, high) in enumerate(ends):
-            budget, slack = float(self.units.budget[i]), BUDGET_TOLERANCE * L * float(self.units.cost_scale[i])
-            utility = self.units.sense[i] == ">="
-            if budget > high * L + slack if utility else budget < low * L - slack:
-                words = f"gets at most {high * L:g}" if utility else f"costs at least {low * L:g}"
-                raise InvalidInput(
-                    f"budget is {budget:g} for constraint {i}, which no policy keeps: with steps from {low:g} to {high:g} "
-                    f"every one {words}."
-                )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         """Begin an episode."""
@@ -197,7 +186,7 @@ class GymnasiumSimulator:
         self.units: Units | None = _said(self.envs[0], "units")
         self._normal_form = _said(self.envs[0], "normal_form") is not None
         self.episode = 0
-        self._first = LayeredIndex(self.layout).first.tolist()
+        self._first = first_numbers(self.layout)
         wanted = {"observation_space": self.layout.total_states, "action_space": self.layout.actions}
         for name, n in wanted.items():
             space = getattr(self.envs[0], name)
@@ -205,11 +194,7 @@ class GymnasiumSimulator:
                 raise InvalidInput(f"the {name} is {space}; widths {self.layout.widths} need Discrete({n}).")
 
     def rollout(self, policy: Tensor) -> Trajectory:
-        """Play one episode of every run.
-
-        Args:
-            policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
-        """
+        """Play one episode of every run, by pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs."""
         self.layout.check_shape("policy", policy, kind="pair")
         steps = thresholds(policy.detach()).expand(self.runs, *self.layout.pair_shape).numpy(force=True)
         uniforms = self.streams.uniform(self.episode, 0, self.layout.layers).numpy()
@@ -292,21 +277,13 @@ class RealisedTracker(Curves):
 
     The regret, rho and alpha are NaN. The positive violation sums the positive parts of realised costs, whose noise only ever adds,
     and an episode is unsafe where a realised cost is positive.
-
-    Args:
-        env: What is played in.
     """
 
     def __init__(self, env: EnvironmentLike) -> None:
         super().__init__(env, _Unknown(env))
 
     def update(self, policy: Tensor, trajectory: Trajectory | None = None) -> None:
-        """Add an episode.
-
-        Args:
-            policy: Not looked at.
-            trajectory: What was played.
-        """
+        """Add an episode, by its trajectory alone."""
         if trajectory is None:
             raise InvalidInput("the policies' means are unknown in this environment; pass the trajectory.")
         reward, costs = trajectory.rewards.sum(1), trajectory.costs.sum(1)

@@ -10,11 +10,10 @@ import numpy as np
 from torchcmdp.adapters import require
 from torchcmdp.adapters.foreign import GymnasiumSimulator, Layered, RealisedTracker
 from torchcmdp.adapters.paths import Path, Paths
-from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex
+from torchcmdp.adapters.steps import OBSERVATIONS, Steps, first_numbers
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief, choice
 from torchcmdp.instances import random_cmdp, two_path_cmdp
-from torchcmdp.layout import Layout
 from torchcmdp.processes import Bernoulli, Process
 
 require("gymnasium", "gym")
@@ -25,7 +24,20 @@ from gymnasium.vector import AutoresetMode  # noqa: E402
 __all__ = ["CMDPEnv", "CMDPVectorEnv", "GymnasiumSimulator", "Layered", "RealisedTracker"]
 
 
-class CMDPEnv(gym.Env[Any, Any]):
+class _Played:
+    """What one environment and a batch have in common."""
+
+    def _prepare(self, steps: Steps, observation: str, six_tuple: bool) -> tuple[Any, gym.spaces.Discrete]:
+        """Set it, and return the spaces of one run."""
+        shown, layout = steps.shown, steps.layout
+        self.cmdp, self.six_tuple = steps.cmdp, six_tuple
+        self.cost_limit, self.cost_limits = shown.limit, shown.limits.numpy(force=True)
+        self._one_hot, self._allowed = choice("observation", observation, OBSERVATIONS) == "one-hot", layout.pair_mask().numpy()
+        n, actions = layout.total_states, gym.spaces.Discrete(layout.actions)
+        return gym.spaces.Box(0.0, 1.0, (n,), np.float32) if self._one_hot else gym.spaces.Discrete(n), actions
+
+
+class CMDPEnv(_Played, gym.Env[Any, Any]):
     """A `gymnasium.Env` over a layered CMDP: every episode terminates after L steps.
 
     The observation is the state's number over all layers (the initial state is 0, the terminal one the last), or that number one
@@ -69,15 +81,11 @@ class CMDPEnv(gym.Env[Any, Any]):
         budget: object = None,
         six_tuple: bool = False,
     ) -> None:
-        self._path = Path(cmdp, rewards, costs, constraint, budget)
-        shown = self._path.steps.shown
-        self.cost_limit, self.cost_limits = shown.limit, shown.limits.numpy(force=True)
-        self.units = None if cmdp.units is None and budget is None else shown.normal_units()
-        self.cmdp, self.layout, self.constraints, self.six_tuple = cmdp, cmdp.layout, cmdp.constraints, six_tuple
-        self._one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
-        self._first, self._allowed = LayeredIndex(cmdp.layout).first.tolist(), cmdp.layout.pair_mask().numpy()
-        self.observation_space = _observations(cmdp.layout, self._one_hot)
-        self.action_space = gym.spaces.Discrete(cmdp.layout.actions)
+        steps = Steps(cmdp, rewards, costs, 1, budget, constraint)
+        self._path, self._first = Path(steps), first_numbers(cmdp.layout)
+        self.observation_space, self.action_space = self._prepare(steps, observation, six_tuple)
+        self.layout, self.constraints = cmdp.layout, cmdp.constraints
+        self.units = None if cmdp.units is None and budget is None else steps.shown.normal_units()
         self._cost, self._costs = np.float64(0), np.zeros(cmdp.constraints)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -120,7 +128,7 @@ class CMDPEnv(gym.Env[Any, Any]):
         return seen
 
 
-class CMDPVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
+class CMDPVectorEnv(_Played, gym.vector.VectorEnv[Any, Any, Any]):
     """Many runs of a CMDP as one `gymnasium.vector.VectorEnv`, every step one batched operation.
 
     `reset(seed=s)` lets run j play the episodes of `Simulator`'s run j; with a list of seeds it plays those of `CMDPEnv` with seed
@@ -152,21 +160,16 @@ class CMDPVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         six_tuple: bool = False,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        self._paths = Paths(cmdp, rewards, costs, num_envs, constraint, budget)
-        shown = self._paths.steps.shown
-        self.cost_limit, self.cost_limits = shown.limit, shown.limits.numpy(force=True)
+        steps = Steps(cmdp, rewards, costs, num_envs, budget, constraint)
+        self._paths, self.num_envs = Paths(steps), num_envs
+        self.single_observation_space, self.single_action_space = self._prepare(steps, observation, six_tuple)
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
         names = {mode.value: mode for mode in AutoresetMode} | {mode.name.lower().replace("_", "-"): mode for mode in AutoresetMode}
         if not isinstance(autoreset_mode, AutoresetMode):
             autoreset_mode = names[choice("autoreset_mode", autoreset_mode, tuple(names))]
         self.autoreset_mode = autoreset_mode
         self.metadata = {"render_modes": [], "autoreset_mode": autoreset_mode}
-        self.cmdp, self.num_envs, self.six_tuple = cmdp, num_envs, six_tuple
-        self._one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
-        self._allowed = cmdp.layout.pair_mask().numpy()
-        self.single_observation_space = _observations(cmdp.layout, self._one_hot)
-        self.single_action_space = gym.spaces.Discrete(cmdp.layout.actions)
-        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
         self._cost = np.zeros(num_envs)
 
     def reset(
@@ -254,12 +257,6 @@ class CMDPVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         if not exist.all():
             j = int((~exist).argmax())
             raise InvalidInput(f"action {actions[j]} of run {j} does not exist in its state; action_masks() says which do.")
-
-
-def _observations(layout: Layout, one_hot: bool) -> Any:
-    """The observation space of one run."""
-    n = layout.total_states
-    return gym.spaces.Box(0.0, 1.0, (n,), np.float32) if one_hot else gym.spaces.Discrete(n)
 
 
 def _where(mask: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -92,11 +92,9 @@ def register(
     constraint: int | None = None,
     budget: object = None,
 ) -> None:
-    """Let OmniSafe find a CMDP by an id: `omnisafe.Agent("PPOLag", env_id)` trains on it.
+    """Let OmniSafe find a CMDP by a new id: `omnisafe.Agent("PPOLag", env_id)` trains on it.
 
-    Args:
-        env_id: A new id, such as "TwoPath-v0".
-        cmdp, rewards, costs, constraint, budget: As in `CMDPVectorEnv`.
+    The further arguments are those of `CMDPVectorEnv`.
     """
     if env_id in support_envs():
         raise InvalidInput(f"OmniSafe already has an environment {env_id!r}; choose another id.")

@@ -6,10 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.adapters.steps import LayeredIndex, Steps
-from torchcmdp.cmdp import LayeredCMDP
+from torchcmdp.adapters.steps import Steps
 from torchcmdp.errors import InvalidInput
-from torchcmdp.processes import Process
 from torchcmdp.sampling import thresholds
 from torchcmdp.streams import COST, NEXT_STATE, REWARD, RunStreams, uniform_at
 
@@ -19,7 +17,7 @@ _BLOCK_EPISODES = 256
 
 
 class Path:
-    """The episode under way in one run.
+    """The episode under way in one run, of steps of one run.
 
     What every pair would pay is looked up in tables, which the processes themselves fill for a block of episodes at a time: a step
     is a few operations on plain numbers, since loops of other people call it millions of times.
@@ -27,17 +25,10 @@ class Path:
     Attributes:
         over: Whether an episode has to begin before the next step.
         layer, state: Where the run is.
-
-    Args:
-        cmdp, rewards, costs: As in `Steps`.
-        constraint, budget: As in `Shown`.
     """
 
-    def __init__(
-        self, cmdp: LayeredCMDP, rewards: Process | None, costs: Process | None, constraint: int | None, budget: object = None
-    ) -> None:
-        self.steps = Steps(cmdp, rewards, costs, 1, budget, constraint)
-        layout = cmdp.layout
+    def __init__(self, steps: Steps) -> None:
+        self.steps, cmdp, layout = steps, steps.cmdp, steps.layout
         self.over, self.layer, self.state = True, 0, 0
         self._thresholds = thresholds(cmdp.transitions).reshape(*layout.pair_shape, -1).numpy(force=True)
         self._lists = None if layout.lists is None else layout.lists.array
@@ -48,10 +39,7 @@ class Path:
         self._episode, self._first = 0, -1
         self._states: list[int] = []
         self._actions: list[int] = []
-        self._numbers: np.ndarray = np.zeros(0)
-        self._rewards: np.ndarray = np.zeros(0)
-        self._costs: np.ndarray = np.zeros(0)
-        self._shown: np.ndarray = np.zeros(0)
+        self._block: tuple[np.ndarray, ...] = ()
 
     @property
     def seeded(self) -> bool:
@@ -75,8 +63,8 @@ class Path:
         episode, layer, state = self._episode - self._first, self.layer, self.state
         self._states.append(state)
         self._actions.append(action)
-        row = self._thresholds[layer, state, action]
-        slot = int(row.searchsorted(self._numbers[episode, layer], side="right"))
+        numbers, rewards, shown, costs = self._block
+        slot = int(self._thresholds[layer, state, action].searchsorted(numbers[episode, layer], side="right"))
         self.state = slot if self._lists is None else int(self._lists[layer, state, action, slot])
         self.layer += 1
         if self.layer == self.steps.layout.layers:
@@ -84,7 +72,7 @@ class Path:
             if not self.steps.stationary:
                 self.steps.advance(torch.tensor([self._states]), torch.tensor([self._actions]))
         place = (episode, layer, state, action)
-        return float(self._rewards[place]), self._shown[place], self._costs[place].copy()
+        return float(rewards[place]), shown[place], costs[place].copy()
 
     def _fill(self) -> None:
         """The numbers and the feedback at every pair of the next episodes."""
@@ -102,10 +90,12 @@ class Path:
         means = steps.costs.values.reshape(m, layout.layers, pairs).permute(2, 1, 0).repeat(self._episodes, 1, 1)
         costs = steps.shown.costs(steps.costs.observe(means, luck[..., COST:]), layers)
         by_pair = (self._episodes, layout.width, layout.actions, layout.layers)
-        self._numbers = numbers[..., NEXT_STATE].numpy(force=True)
-        self._rewards = array(rewards).reshape(by_pair).transpose(0, 3, 1, 2)
-        self._costs = array(costs).reshape(*by_pair, m).transpose(0, 3, 1, 2, 4)
-        self._shown = array(steps.shown.cost(costs, layers)).reshape(by_pair).transpose(0, 3, 1, 2)
+        self._block = (
+            numbers[..., NEXT_STATE].numpy(force=True),
+            array(rewards).reshape(by_pair).transpose(0, 3, 1, 2),
+            array(steps.shown.cost(costs, layers)).reshape(by_pair).transpose(0, 3, 1, 2),
+            array(costs).reshape(*by_pair, m).transpose(0, 3, 1, 2, 4),
+        )
 
 
 class Paths:
@@ -115,23 +105,10 @@ class Paths:
         over: Which runs have to begin an episode before the next step, `(runs,)`.
         layer, state: Where the runs are, int64 `(runs,)`.
         sums: The costs of the episodes under way, `(runs x m)`.
-
-    Args:
-        cmdp, rewards, costs, runs: As in `Steps`.
-        constraint, budget: As in `Shown`.
     """
 
-    def __init__(
-        self,
-        cmdp: LayeredCMDP,
-        rewards: Process | None,
-        costs: Process | None,
-        runs: int,
-        constraint: int | None,
-        budget: object = None,
-    ) -> None:
-        self.steps = Steps(cmdp, rewards, costs, runs, budget, constraint)
-        self.index = LayeredIndex(cmdp.layout, cmdp.device)
+    def __init__(self, steps: Steps) -> None:
+        self.steps, cmdp, runs = steps, steps.cmdp, steps.runs
         zeros = torch.zeros(runs, dtype=torch.int64, device=cmdp.device)
         self.over, self.layer, self.state = np.ones(runs, dtype=bool), zeros, zeros
         self.sums = np.zeros((runs, cmdp.constraints))
@@ -148,12 +125,9 @@ class Paths:
         return (self._seed >= 0).numpy(force=True)
 
     def seed(self, seeds: np.ndarray, chosen: np.ndarray, run: Tensor | None = None) -> None:
-        """Give the chosen runs streams, and return the processes to their beginning.
+        """Give the chosen runs, `(runs,)`, streams of these seeds, one a run, and return the processes to their beginning.
 
-        Args:
-            seeds: One a run, int64 `(runs,)`.
-            chosen: Which runs, `(runs,)`.
-            run: Which run of its seed's stream each of them plays; run 0 if not given.
+        Each plays that `run` of its seed's stream; run 0 if not given.
         """
         where = torch.from_numpy(chosen).to(self.layer.device)
         self._seed = torch.where(where, torch.from_numpy(seeds).to(where.device), self._seed)
@@ -205,7 +179,7 @@ class Paths:
 
     def observation(self, *, one_hot: bool) -> np.ndarray:
         """What is seen of the states: `(runs,)` numbers, or `(runs x states)`."""
-        return self.index.of(self.layer, self.state, one_hot=one_hot).numpy(force=True)
+        return self.steps.observation(self.layer, self.state, one_hot=one_hot).numpy(force=True)
 
 
 def array(values: Tensor) -> np.ndarray:

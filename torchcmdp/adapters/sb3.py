@@ -17,17 +17,13 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv  # noqa: E402
 
 
 class CMDPVecEnv(VecEnv):  # type: ignore[misc]
-    """A `VecEnv` over a `CMDPVectorEnv`; each `info` has "cost" and "costs", and the last one of an episode their sums.
+    """A `VecEnv` over a `CMDPVectorEnv`, whose arguments it takes; each `info` has "cost" and "costs", and the last one their sums.
 
     It has `action_masks`, so that sb3-contrib's MaskablePPO asks it which actions a state has.
 
     Attributes:
         env: The `CMDPVectorEnv` inside.
         cost_limit: As in `CMDPEnv`.
-
-    Args:
-        cmdp, num_envs, rewards, costs: As in `CMDPVectorEnv`.
-        options: Further ones of `CMDPVectorEnv`.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.adapters import require
-from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex, Steps
+from torchcmdp.adapters.steps import OBSERVATIONS, Steps
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, choice
 from torchcmdp.processes import Process
@@ -72,7 +72,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
                 )
         super().__init__(device=cmdp.device, batch_size=(runs,))
         self.cmdp, self.one_hot, self.cost_limit = cmdp, one_hot, steps.shown.limit
-        self.steps, self.index = steps, LayeredIndex(cmdp.layout, cmdp.device)
+        self.steps = steps
         self._make_specs()
         self._set_seed(seed)
 
@@ -85,7 +85,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         def real(width: int) -> Unbounded:
             return Unbounded((runs, width), dtype=self.cmdp.dtype, device=device)
 
-        n = self.index.states
+        n = layout.total_states
         state = {
             "state": number(layout.width),
             "layer": number(layout.layers + 1),
@@ -126,7 +126,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
 
     def _tensordict(self, layer: Tensor, state: Tensor, episode: Tensor) -> TensorDict:
         entries = {
-            "observation": self.index.of(layer, state, one_hot=self.one_hot),
+            "observation": self.steps.observation(layer, state, one_hot=self.one_hot),
             "state": state,
             "layer": layer,
             "episode": episode.clone(),
@@ -140,13 +140,9 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
 
 
 class TabularPolicy(torch.nn.Module):
-    """A policy given as a table, in the form in which TorchRL takes policies: it writes `action` into a tensordict.
+    """A policy `([runs x] L x S x A)`, in the form in which TorchRL takes policies: it writes `action` into a tensordict.
 
-    Actions are drawn from the environment's own streams, with the numbers that `Simulator` would use.
-
-    Args:
-        policy: pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs.
-        env: The environment that it plays in.
+    Actions are drawn from the streams of the environment that it plays in, with the numbers that `Simulator` would use.
     """
 
     thresholds: Tensor

@@ -1,10 +1,8 @@
 """What a learner believes of the costs: a mean, plain or weighted or with an optimistic prior, a margin, a test for drift."""
 
-from torchcmdp.costs.base import Believer, CostModel
-from torchcmdp.costs.drift import Drift
+from torchcmdp.costs.base import CostModel, Drift
 from torchcmdp.costs.evidence import CostEvidence, path_costs
-from torchcmdp.costs.mean import MeanCosts
-from torchcmdp.costs.paper import PaperCosts, cost_model
-from torchcmdp.costs.prior import PriorCosts
+from torchcmdp.costs.models import MeanCosts, PaperCosts, PriorCosts, cost_model
+from torchcmdp.protocols import Believer
 
 __all__ = ["Believer", "CostEvidence", "CostModel", "Drift", "MeanCosts", "PaperCosts", "PriorCosts", "cost_model", "path_costs"]

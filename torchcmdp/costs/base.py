@@ -1,58 +1,55 @@
-"""What every cost model is: estimates in buffers that episodes revise, seen from their hopeful or their careful side."""
+"""What every cost model is: estimates in buffers that episodes revise, seen from either side, and a test for costs that change."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, Self
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.confidence import KernelSet
-from torchcmdp.costs.drift import Drift
 from torchcmdp.costs.evidence import CostEvidence
-from torchcmdp.errors import check_kind
+from torchcmdp.errors import check_kind, not_negative, positive
 from torchcmdp.estimation import cumulative_surprise, standard_error, surprise
-from torchcmdp.hyperparameters import PerRun, per_run, plain
+from torchcmdp.hyperparameters import PerRun, per_run, plain, register
 from torchcmdp.layout import Layout
+from torchcmdp.protocols import Believer
 
 
-class Believer(Protocol):
-    """What a cost model asks of the learner that it is part of: what every `Learner` has, and `planned` where there is a margin."""
+@dataclass(frozen=True)
+class Drift:
+    """A test for costs that have changed, and how much of the past is kept when it rings.
 
-    layout: Layout
-    constraints: int
-    runs: int
-    episode: Tensor
-    visits: Tensor
-    known_costs: Tensor | None
+    What the costs of an episode add up to beyond what the estimates said is summed up, less a slack, on both sides. The unit of
+    `height` and `slack` is the noise of an episode, `noise * sqrt(L)`, so that they mean the same at every length of an episode.
+    The defaults are 40 and 1/4 where L = 4. `python -m train study alarms` measures how often it rings for nothing.
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the state."""
+    Attributes:
+        height: The sum that rings, in units of the noise of an episode.
+        slack: What an episode may surprise by for free, in the same unit.
+        memory: How many samples every pair keeps at most when it rings.
+        noise: The largest standard deviation of one cost: 1 for costs that are -1 or 1, less where they are known to be tamer.
+    """
 
-    @property
-    def device(self) -> torch.device:
-        """Of the state."""
+    height: float = 20.0
+    slack: float = 0.125
+    memory: float = 30.0
+    noise: float = 1.0
 
-    @property
-    def kernels(self) -> KernelSet:
-        """The plausible transitions."""
+    def __post_init__(self) -> None:
+        for name in ("height", "memory", "noise"):
+            positive(name, getattr(self, name))
+        not_negative("slack", self.slack)
 
-    @property
-    def made_for(self) -> Mapping[str, Any]:
-        """The horizon and the delta of every confidence term."""
+    def unit(self, layout: Layout) -> float:
+        """The noise of an episode: sqrt(L) costs, each with its own."""
+        return self.noise * math.sqrt(layout.layers)
 
-    def scale(self, name: str) -> Tensor | float:
-        """The values of a scale, `(runs,)`, or one where it has none."""
-
-    def pooled(self, values: Tensor) -> Tensor:
-        """Sums over visits with those of tied layers added, `(... x L x S x A)`."""
-
-    @property
-    def planned(self) -> Tensor:
-        """q(x,a) of the occupancy that the next one is planned from, `(runs x L x S x A)`."""
+    def config(self) -> dict[str, Any]:
+        """Everything that it was made with, ready for JSON."""
+        return asdict(self)
 
 
 class CostModel(nn.Module, ABC):
@@ -103,11 +100,7 @@ class CostModel(nn.Module, ABC):
     def begin(self, learner: Believer) -> None:
         """Register the state, in which nothing was seen; a subclass adds its own."""
         like: dict[str, Any] = {"dtype": learner.dtype, "device": learner.device}
-        margin = None if self._margin is None else per_run("margin", self._margin, learner.runs, **like)
-        if isinstance(margin, nn.Parameter):
-            self.register_parameter("margin", margin)
-        else:
-            self.register_buffer("margin", margin)
+        register(self, "margin", None if self._margin is None else per_run("margin", self._margin, learner.runs, **like))
         pairs, m, drifts = learner.layout.pair_shape, learner.constraints, self.drift is not None
         self.register_buffer("cost_estimate", torch.zeros(learner.runs, m, *pairs, **like))
         self.register_buffer("samples", torch.zeros(learner.runs, *pairs, **like) if drifts else None)

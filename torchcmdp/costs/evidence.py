@@ -30,25 +30,15 @@ class CostEvidence:
     costs: Tensor
 
     def revise(self, estimate: Tensor, gamma_excess: Tensor, visits: Tensor) -> tuple[Tensor, Tensor]:
-        """Lines 6 and 7: the cost estimate with the episode weighed in, and beta at the visited pairs.
+        """Lines 6 and 7: ghat_i with the episode weighed in, and beta at the visited pairs, twice `(runs x m x L x S x A)`.
 
-        Args:
-            estimate: ghat_i before the episode, `(runs x m x L x S x A)`.
-            gamma_excess: Gamma_i, `(runs x m)`.
-            visits: N(x,a) with the episode counted, `(runs x L x S x A)`.
-
-        Returns:
-            Twice `(runs x m x L x S x A)`.
+        Gamma_i is `(runs x m)`, and `visits` are N(x,a) with the episode counted, `(runs x L x S x A)`.
         """
         rate = learning_rate(gamma_excess, visits) * self.visited.unsqueeze(-4)
         return update_cost_estimate(estimate, rate, self.costs), rate
 
     def pooled(self, pool: Callable[[Tensor], Tensor]) -> CostEvidence:
-        """What it says of each pair where layers are tied; itself where none are.
-
-        Args:
-            pool: `Learner.pooled`, by which sums over visits are shared.
-        """
+        """What it says of each pair where layers are tied, by `Learner.pooled`; itself where none are."""
         visited = pool(self.visited)
         if visited is self.visited:
             return self

@@ -2,16 +2,13 @@
 
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.dope import DOPE
-from torchcmdp.learners.evidence import Evidence
-from torchcmdp.learners.greedy import Greedy
 from torchcmdp.learners.guarded import Guarded
 from torchcmdp.learners.maops import MAOPS
-from torchcmdp.learners.opt_cmdp import OptCMDP
+from torchcmdp.learners.opt_cmdp import Greedy, OptCMDP
 from torchcmdp.learners.opt_primal_dual import OptPrimalDual
 from torchcmdp.learners.pdbps import PDBPS
 from torchcmdp.learners.sops import SOPS
-from torchcmdp.learners.uobreps import UOBREPS
-from torchcmdp.learners.wcops import WCOPS
+from torchcmdp.learners.wcops import UOBREPS, WCOPS, Evidence
 
 LEARNERS: dict[str, type[Learner]] = {
     "wc-ops": WCOPS,
@@ -25,18 +22,5 @@ LEARNERS: dict[str, type[Learner]] = {
     "dope": DOPE,
 }
 
-__all__ = [
-    "LEARNERS",
-    "DOPE",
-    "Evidence",
-    "Greedy",
-    "Guarded",
-    "Learner",
-    "MAOPS",
-    "OptCMDP",
-    "OptPrimalDual",
-    "PDBPS",
-    "SOPS",
-    "UOBREPS",
-    "WCOPS",
-]
+__all__ = ["LEARNERS", "Evidence", "Guarded", "Learner"]
+__all__ += ["DOPE", "Greedy", "MAOPS", "OptCMDP", "OptPrimalDual", "PDBPS", "SOPS", "UOBREPS", "WCOPS"]

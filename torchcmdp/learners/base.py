@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from torchcmdp.confidence import KernelSet, confidence_set, visited_transitions
 from torchcmdp.errors import InvalidInput, brief, check_delta, check_device, check_dtype, check_memory, choice, whole_number
-from torchcmdp.hyperparameters import PerRun, as_numbers, connected, per_run, plain
-from torchcmdp.identity import fingerprint
+from torchcmdp.hyperparameters import PerRun, as_numbers, check_range, connected, per_run, plain, register
+from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.layout import Layout, check_layout
 from torchcmdp.learners.ties import Ties, ties_of
 from torchcmdp.occupancy import uniform_policy
@@ -37,8 +37,7 @@ class Learner(nn.Module, ABC):
         horizon: T, the number of episodes the confidence terms are made for.
         delta: Failure probability.
         runs: How many independent learners there are.
-        dtype: Of the state.
-        device: Of the state.
+        dtype, device: Of the state.
         cost_low: The smallest that each mean cost can be, below which no optimism goes: a number, or a tensor that broadcasts to
             `(runs x m x L x S x A)`. -1 by default; `for_env` takes it from the CMDP's units.
         reward_high: The largest that each mean reward can be, the same `(runs x L x S x A)`; 1 by default.
@@ -64,6 +63,7 @@ class Learner(nn.Module, ABC):
         ties: Of tied layers, else None. What a subclass sums up over visits it sums up as `pooled` says.
         uses: Which of "known_rewards" and "known_costs" the learner has a use for.
         phases: Into how many it divides delta, which is then that of one.
+        parts: The attributes, such as its solver, whose own configurations are a part of the learner's.
     """
 
     name: ClassVar[str]
@@ -72,6 +72,7 @@ class Learner(nn.Module, ABC):
     theorems: ClassVar[Sequence[str]] = ()
     uses: ClassVar[Sequence[str]] = ()
     phases: ClassVar[int] = 1
+    parts: ClassVar[Sequence[str]] = ()
     __signature__: ClassVar[inspect.Signature]
     confidence: str = "entrywise"
     episode: Tensor
@@ -237,8 +238,7 @@ class Learner(nn.Module, ABC):
         held = self._derived.get(name)
         if held is None or any(old is not new for old, new in zip(held[0], sources, strict=True)):
             held = self._derived[name] = (sources, make())
-        value: T = held[1]
-        return value
+        return cast(T, held[1])
 
     def _forget(self) -> None:
         """Drop all that was computed from the buffers, and what the last update left for `diagnostics`."""
@@ -274,6 +274,7 @@ class Learner(nn.Module, ABC):
             **{name: getattr(self, name) for name in self.choices},
             **{name: fingerprint(getattr(self, name)) for name in self._known},
             **({} if self.ties is None else {"tied_layers": fingerprint(self.ties.pair_groups)}),
+            **{name: None if getattr(self, name) is None else config_of(getattr(self, name)) for name in self.parts},
         }
 
     def extra_repr(self) -> str:
@@ -312,8 +313,7 @@ class Learner(nn.Module, ABC):
         if end.device.type == "meta" and self.device.type != "meta":
             raise InvalidInput(f"{name} is a tensor without values; it must have them, since the learner is on {self.device}.")
         end = end.to(self._unit)
-        if end.device.type != "meta" and not ((end >= lowest) & (end <= 1)).all():
-            raise InvalidInput(f"{name} goes from {float(end.min()):g} to {float(end.max()):g}; it must lie in [{lowest:g}, 1].")
+        check_range(name, end, lowest, 1)
         rows = self.runs if end.dim() > len(shape) and len(end) > 1 else 1
         try:
             whole = end.expand(rows, *shape) * self.layout.pair_mask(self.device)
@@ -327,11 +327,8 @@ class Learner(nn.Module, ABC):
 
         A parameter, or a tensor that carries a gradient or a tangent, is kept as it is, so that derivatives flow to it.
         """
-        tensor = None if value is None else per_run(name, value, self.runs, dtype=self.dtype, device=self.device)
-        if isinstance(tensor, nn.Parameter):
-            self.register_parameter(name, tensor)
-        else:
-            self.register_buffer(name, tensor)
+        like: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        register(self, name, None if value is None else per_run(name, value, self.runs, **like))
 
     def hyperparameter(self, name: str) -> Tensor:
         """The values of a hyperparameter in the learner's dtype: `(runs,)`."""

@@ -6,11 +6,11 @@ derivative, `update` and whole blocks of episodes run compiled. Kernels are impo
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,6 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import bonus_log_term, luck_terms, violation_threshold
 from torchcmdp.kernels.engine import engine
 from torchcmdp.kernels.memory import array, room, tensor_of, zeros
-from torchcmdp.learners.radii import feedback_log_term
 from torchcmdp.optimistic import ColumnGeneration
 from torchcmdp.projection import LOG_FLOOR, Newton
 
@@ -53,21 +52,13 @@ class Face:
 @lru_cache(maxsize=32)
 def face_of(kind: type) -> Face | None:
     """The face of a class of learners, None for those of somebody else."""
-    from torchcmdp.learners import PDBPS, UOBREPS, WCOPS, Greedy, OptCMDP, OptPrimalDual
-
-    if kind not in (WCOPS, UOBREPS, OptPrimalDual, PDBPS, OptCMDP, Greedy):
+    module, _, name = kind.__module__.rpartition(".")  # its kernels are in the module of the same name
+    settings = _SETTINGS.get(name)
+    if module != __package__ or settings is None:
         return None
-    from torchcmdp.kernels import block, opt_cmdp, opt_primal_dual, pdbps, single, wcops
+    from torchcmdp.kernels import block, single
 
-    faces: dict[type, tuple[ModuleType, Callable[[Any], Any]]] = {
-        WCOPS: (wcops, _wcops_settings),
-        UOBREPS: (wcops, _wcops_settings),
-        OptPrimalDual: (opt_primal_dual, _opt_primal_dual_settings),
-        PDBPS: (pdbps, _pdbps_settings),
-        OptCMDP: (opt_cmdp, _opt_cmdp_settings),
-        Greedy: (opt_cmdp, _opt_cmdp_settings),
-    }
-    kernels, settings = faces[kind]
+    kernels = importlib.import_module(f"torchcmdp.kernels.{name}")
     return Face(kernels, settings, single.update_of(kernels), block.play_of(kernels))
 
 
@@ -285,13 +276,11 @@ def _wcops_settings(learner: Any) -> Any:
 
 def _empirical_settings(learner: Any) -> dict[str, Any]:
     """What the learners that keep averages have in common."""
-    layout, made_for = learner.layout, learner.made_for
-    logarithm = feedback_log_term(learner.radii, layout, learner.constraints, **made_for)
     return {
         "kind": CONFIDENCE_KINDS.index(learner.kernel_kind),
-        "iota": transition_log_term(layout, **made_for),
+        "iota": transition_log_term(learner.layout, **learner.made_for),
         # the literal radii are twice the published ones, and the root of four times a logarithm is just that
-        "logarithm": logarithm * (4 if learner.radii == "literal" else 1),
+        "logarithm": learner.feedback_logarithm * (4 if learner.radii == "literal" else 1),
     }
 
 
@@ -305,7 +294,7 @@ def _opt_primal_dual_settings(learner: Any) -> Any:
 
 def _opt_cmdp_settings(learner: Any) -> Any:
     from torchcmdp.kernels.opt_cmdp import Settings
-    from torchcmdp.learners.greedy import Greedy
+    from torchcmdp.learners import Greedy
 
     greedy, most = int(type(learner) is Greedy), int(learner.solver.max_iterations)
     ends: dict[str, Any] = {name: _array(getattr(learner, name), torch.float64) for name in ("cost_low", "reward_high")}
@@ -321,3 +310,12 @@ def _pdbps_settings(learner: Any) -> Any:
         iota=transition_log_term(learner.layout, **learner.made_for),
         largest_multiplier=float(learner.horizon**0.25),
     )
+
+
+# By the module of a learner, and of its kernels.
+_SETTINGS: dict[str, Callable[[Any], Any]] = {
+    "wcops": _wcops_settings,
+    "opt_primal_dual": _opt_primal_dual_settings,
+    "opt_cmdp": _opt_cmdp_settings,
+    "pdbps": _pdbps_settings,
+}

@@ -29,8 +29,8 @@ class DOPE(Guarded, OptCMDP):
     Args:
         layout, constraints, horizon, delta, runs, dtype, device: As for every `Learner`.
         baseline, seed, first_run, distinct_runs: As for every `Guarded` learner; there is no coin.
-        bonus_scale: Multiplies the bonus of rewards and costs; below one the promise is weaker. A float, or one value a run.
-        radius_scale: Multiplies the transition radii; below one the promise is weaker.
+        bonus_scale, radius_scale: Multiply the bonus of rewards and costs, and the transition radii; below one the promise is
+            weaker. A float each, or one value a run.
         confidence: Kind of the transition set, OptCMDP's own by default.
         solver: Of the program, as in `OptCMDP`.
         costs: What it believes of the costs, on the pessimistic side; `MeanCosts()` by default, and the promise is about that.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
 
 from torchcmdp.confidence import empirical_kernel
+from torchcmdp.estimation import bonus_log_term, hoeffding_radius
 from torchcmdp.learners.base import Learner
-from torchcmdp.learners.radii import RADIUS_MODES, feedback_radii, transition_kind
 from torchcmdp.trajectory import Trajectory
+
+RADIUS_MODES = ("published", "matched", "literal")
 
 
 class EmpiricalLearner(Learner):
@@ -40,13 +43,28 @@ class EmpiricalLearner(Learner):
 
     @property
     def kernel_kind(self) -> str:
-        """The kind of the confidence set in force: OptCMDP's own where the radii are as published."""
-        return transition_kind(self.radii, self.confidence)
+        """The kind of the confidence set in force: OptCMDP's own where the radii are not matched to those of WC-OPS."""
+        return self.confidence if self.radii == "matched" else "efroni"
+
+    @property
+    def feedback_logarithm(self) -> float:
+        """The logarithm in the radii of costs: iota' = ln(6 |X| |A| (m + 1) T / delta), or the bonus's where they are matched."""
+        layout, m = self.layout, self.constraints
+        if self.radii == "matched":
+            return bonus_log_term(layout, m, **self.made_for)
+        return math.log(6 * layout.total_states * layout.actions * (m + 1) * self.horizon / self.delta)
 
     def feedback_radii(self) -> tuple[Tensor, Tensor]:
-        """beta^r and beta^g in force, twice `(runs x L x S x A)`."""
-        scale = self.hyperparameter("bonus_scale")
-        return feedback_radii(self.radii, self.visits, self.layout, self.constraints, bonus_scale=scale, **self.made_for)
+        """beta^r and beta^g, how far mean reward and mean costs may lie from their averages, twice `(runs x L x S x A)`.
+
+        "published" takes beta^g = sqrt(2 iota' / N) with N = max(1, visits), "matched" takes WC-OPS's cost bonus. Rewards have half
+        the range of costs, and so half their radius in every mode: sqrt(iota' / (2 N)) is Hoeffding's for [0, 1], where the
+        published learner takes the radius of costs. "literal" takes that learner at its word: its sqrt(2 iota' / N) was for costs
+        in [0, 1], and costs in [-1, 1] have twice that range, so both radii are twice the "published".
+        """
+        radius = hoeffding_radius(self.visits, self.layout, self.feedback_logarithm, self.hyperparameter("bonus_scale"))
+        radius = radius * (2 if self.radii == "literal" else 1)
+        return 0.5 * radius, radius
 
     @property
     def reward_mean(self) -> Tensor:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from torchcmdp.baselines import margin_of
-from torchcmdp.identity import config_of
-from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.sops import SOPS, safe_step
+from torchcmdp.learners.wcops import Evidence
 from torchcmdp.occupancy import policy_of
 from torchcmdp.optimistic import ProgramSolver, largest_margin, program_solver
 from torchcmdp.projection import ProjectionResult, project
@@ -31,8 +30,7 @@ class MAOPS(SOPS):
         layout, constraints, horizon, runs, dtype, device: As for every `Learner`.
         delta: Failure probability, half of it for each phase.
         baseline, seed, first_run, distinct_runs, bonus_scale, radius_scale, share, loss, confidence, solver, costs: As in `SOPS`.
-        eta: Of phase 2, as in `SOPS`; where that begins late, it grows to what it would be for the episodes that are left.
-        gamma: The same.
+        eta, gamma: Of phase 2, as in `SOPS`; where that begins late, they grow to what they would be for the episodes left.
         margin_solver: Of the linear program of phase 1, as the solver of `OptCMDP`.
 
     Attributes:
@@ -43,6 +41,7 @@ class MAOPS(SOPS):
 
     name = "MA-OPS"
     phases = 2
+    parts = (*SOPS.parts, "margin_solver")
     exploring: Tensor
     plan: Tensor
     step_factor: Tensor
@@ -57,10 +56,9 @@ class MAOPS(SOPS):
     @property
     def own_policy(self) -> Tensor:
         """What phase 1 explores with, or the policy of qhat_t in phase 2, `(runs x L x S x A)`."""
-        return self._kept("own_policy", self._either, self.log_occupancy, self.plan, self.exploring)
-
-    def _either(self) -> Tensor:
-        return torch.where(self.exploring[:, None, None, None], self.plan, self._policy())
+        exploring = self.exploring[:, None, None, None]
+        sources = (self.log_occupancy, self.plan, self.exploring)
+        return self._kept("own_policy", lambda: torch.where(exploring, self.plan, self._policy()), *sources)
 
     @property
     def _sources(self) -> tuple[Tensor, ...]:
@@ -121,39 +119,35 @@ class MAOPS(SOPS):
         """Line 10 where phase 2 has begun; a run that explores keeps its occupancy."""
         rows = _rows(~self.exploring)
         part = SafeSet(self.layout, *(bounds[rows] for bounds in (safe_set.lower, safe_set.upper, safe_set.costs)))
-        reference, eta = self.log_reference, self.hyperparameter("eta")
-        solved: dict[str, Tensor] = {}
-        if len(rows):
-            found = project(loss[rows], None, part, eta[rows], log_reference=reference[rows], solver=self.solver)
-            solved = {field.name: getattr(found, field.name) for field in fields(found)}
-        blank = self._untouched()
-        whole = {name: held.index_copy(0, rows, solved[name].to(held)) if solved else held for name, held in blank.items()}
-        still = {name: self.exploring.view(-1, *[1] * (held.dim() - 1)) for name, held in blank.items()}
-        return ProjectionResult(**{name: torch.where(still[name], blank[name], whole[name]) for name in blank})
+        reference, eta, result = self.log_reference, self.hyperparameter("eta"), self._untouched()
+        if not len(rows):
+            return result
+        found = project(loss[rows], None, part, eta[rows], log_reference=reference[rows], solver=self.solver)
 
-    def _untouched(self) -> dict[str, Tensor]:
-        """The fields of a projection that has not happened."""
-        log_occupancy, zeros = self.log_occupancy.detach(), self.log_occupancy.new_zeros(self.runs)
-        whole = {
-            name: torch.zeros_like(zeros, dtype=dtype) for name, dtype in (("status", torch.int8), ("iterations", torch.int64))
-        }
-        return {
-            "occupancy": self.occupancy.detach(),
-            "log_occupancy": log_occupancy,
-            "potentials": zeros.new_zeros(self.runs, *self.layout.pair_shape[:2]),
-            "multipliers": zeros.new_zeros(self.runs, self.constraints),
-            "residual": zeros,
-            "gap": zeros,
-            **whole,
-        }
+        def whole(name: str) -> Tensor:
+            held, solved = getattr(result, name), getattr(found, name)
+            still = self.exploring.view(-1, *[1] * (held.dim() - 1))
+            return torch.where(still, held, held.index_copy(0, rows, solved.to(held)))
+
+        return ProjectionResult(**{field.name: whole(field.name) for field in fields(found)})
+
+    def _untouched(self) -> ProjectionResult:
+        """A projection that has not happened."""
+        zeros = self.log_occupancy.new_zeros(self.runs)
+        return ProjectionResult(
+            occupancy=self.occupancy.detach(),
+            log_occupancy=self.log_occupancy.detach(),
+            potentials=zeros.new_zeros(self.runs, *self.layout.pair_shape[:2]),
+            multipliers=zeros.new_zeros(self.runs, self.constraints),
+            residual=zeros,
+            gap=zeros,
+            status=zeros.to(torch.int8),
+            iterations=zeros.to(torch.int64),
+        )
 
     def _diagnose(self) -> dict[str, Tensor]:
         """As in S-OPS, and which runs look for a baseline."""
         return {**super()._diagnose(), "Learner/exploring": self.exploring.to(self.dtype)}
-
-    def config(self) -> dict[str, Any]:
-        """Everything that the learner was made with, ready for JSON."""
-        return {**super().config(), "margin_solver": config_of(self.margin_solver)}
 
 
 def _rows(needed: Tensor) -> Tensor:

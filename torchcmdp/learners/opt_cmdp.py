@@ -1,8 +1,12 @@
-"""OptCMDP: each episode, the best policy of the most favourable CMDP that the data leave plausible."""
+"""OptCMDP: each episode, the best policy of the most favourable CMDP that the data leave plausible.
+
+And Greedy, the best policy of the CMDP that the averages describe, as if they were exact.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -12,11 +16,9 @@ from torchcmdp.confidence import CONFIDENCE_KINDS
 from torchcmdp.costs import CostEvidence, CostModel, cost_model, path_costs
 from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import optimistic_cost, prior_cost
-from torchcmdp.identity import config_of
 from torchcmdp.learners import compiled
-from torchcmdp.learners.empirical import EmpiricalLearner
+from torchcmdp.learners.empirical import RADIUS_MODES, EmpiricalLearner
 from torchcmdp.learners.practical import overridden, practical_costs
-from torchcmdp.learners.radii import RADIUS_MODES
 from torchcmdp.occupancy import policy_of, uniform_occupancy
 from torchcmdp.optimistic import OptimisticOptimum, ProgramSolver, optimistic_optimum, program_solver
 from torchcmdp.safe_set import SafeSet
@@ -45,6 +47,7 @@ class OptCMDP(EmpiricalLearner):
     hyperparameters = {"bonus_scale": 1.0, "radius_scale": 1.0}
     choices = {"radii": RADIUS_MODES, "rewards": ("radius", "prior"), "confidence": CONFIDENCE_KINDS}
     uses = ("known_rewards", "known_costs")
+    parts: ClassVar[Sequence[str]] = ("solver", "costs")
     rewards: str = "radius"
     plan: Tensor
     planned: Tensor
@@ -66,14 +69,10 @@ class OptCMDP(EmpiricalLearner):
     def practical(cls, *args: Any, **overrides: Any) -> Self:
         """OptCMDP with the changes of `WCOPS.practical` that it can have, for horizons that people can run.
 
-        What each loses of the guarantees: radii at a hundredth may leave the true transitions out of the confidence set. The
-        priors in place of the radii of costs and rewards may leave their true means out, with a probability that delta does not
-        bound. The margin may cut the best safe policy off, by as much as one standard error of what it costs. The drift test may
-        ring where nothing has changed, and then forgets samples that were worth keeping.
-
-        Args:
-            args: As in the constructor.
-            overrides: Any of its options.
+        What each loses of the guarantees: radii at a hundredth may leave the true transitions out of the confidence set. The priors
+        in place of the radii of costs and rewards may leave their true means out, with a probability that delta does not bound. The
+        margin may cut the best safe policy off, by as much as one standard error of what it costs. The drift test may ring where
+        nothing has changed, and then forgets samples that were worth keeping. Any option may be given otherwise.
         """
         recipe: dict[str, Any] = {"radius_scale": 0.01, "rewards": "prior", "costs": practical_costs()}
         return cls(*args, **overridden(recipe, overrides))
@@ -129,7 +128,25 @@ class OptCMDP(EmpiricalLearner):
             **({} if self.costs is None else self.costs.diagnostics(self)),
         }
 
-    def config(self) -> dict[str, Any]:
-        """Everything that the learner was made with, ready for JSON."""
-        costs = None if self.costs is None else config_of(self.costs)
-        return {**super().config(), "solver": self.solver.config(), "costs": costs}
+
+class Greedy(OptCMDP):
+    """OptCMDP without confidence intervals.
+
+    The averages of a pair that was never visited are reward 0, costs 0 and uniform transitions, so nothing makes it curious: it may
+    never try the action that it needs, and then its regret is linear.
+
+    Args:
+        layout, constraints, runs, dtype, device: As for every `Learner`.
+        horizon, delta: Unused, since there are no radii.
+        solver, costs: As in `OptCMDP`.
+    """
+
+    name = "Greedy"
+    hyperparameters = {}
+    choices = {}
+
+    def program(self) -> tuple[Tensor, SafeSet]:
+        """The averages: rewards `(runs x L x S x A)`, and one kernel with costs."""
+        costs = self.cost_mean if self.costs is None else self.costs.optimistic(self)
+        rewards = self.reward_mean if self.known_rewards is None else self.known_rewards.expand_as(self.visits)
+        return rewards, SafeSet(self.layout, self.kernel, self.kernel, costs)

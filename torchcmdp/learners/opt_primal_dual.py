@@ -13,8 +13,7 @@ from torchcmdp.confidence import CONFIDENCE_KINDS, transition_radius
 from torchcmdp.hyperparameters import PerRun, as_numbers
 from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner
-from torchcmdp.learners.empirical import EmpiricalLearner
-from torchcmdp.learners.radii import RADIUS_MODES
+from torchcmdp.learners.empirical import RADIUS_MODES, EmpiricalLearner
 from torchcmdp.occupancy import open_logits, softmax_policy
 from torchcmdp.trajectory import Trajectory
 
@@ -113,11 +112,7 @@ class OptPrimalDual(EmpiricalLearner):
         return torch.cat([(rewards + model_bonus).unsqueeze(-4), costs - off.unsqueeze(-4)], dim=-4)
 
     def evaluate(self) -> tuple[Tensor, Tensor]:
-        """The optimistic values of the policy: Q^r, Q^g_1 .. Q^g_m, and their V(x_0).
-
-        Returns:
-            `(runs x (1 + m) x L x S x A)` and `(runs x (1 + m))`.
-        """
+        """Optimistic Q^r, Q^g_1 .. Q^g_m of the policy, `(runs x (1 + m) x L x S x A)`, and their V(x_0), `(runs x (1 + m))`."""
         feedback, policy, kernel = self.optimistic_feedback(), self.policy.unsqueeze(-4), self.kernel
         lowest, highest = self.value_ends()
         value = feedback.new_zeros(*feedback.shape[:-3], self.layout.width)

@@ -132,13 +132,7 @@ class PDBPS(Learner):
 def dilated_bonus(bonus: Tensor, policy: Tensor, kernels: KernelSet) -> Tensor:
     """B(x,a) = b(x) + (1 + 1/L) max_p sum_y p(y) sum_a' pi(a'|y) B(y,a'), backward from B = 0 at the terminal state.
 
-    Args:
-        bonus: b, `(... x L x S)`, zero in the padding.
-        policy: `(... x L x S x A)`.
-        kernels: The set that p is chosen from, independently for every pair.
-
-    Returns:
-        `(... x L x S x A)`.
+    `(... x L x S x A)`, of bonuses b `(... x L x S)`, zero in the padding, with p from the set, independently for every pair.
     """
     layers, actions = policy.shape[-3], policy.shape[-1]
     dilated = [bonus[..., -1, :, None].expand(*bonus.shape[:-2], -1, actions)]

@@ -42,12 +42,8 @@ class SOPS(Guarded, WCOPS):
         baseline, seed, first_run, distinct_runs: As for every `Guarded` learner.
         eta: Step, sqrt(L ln(8 m |X|^2 |A| T / delta) / (T |X| |A|)) by default. This and the following: a float, or one a run.
         gamma: Implicit exploration, the same by default.
-        bonus_scale: Multiplies the cost bonus; below one the promise is weaker.
-        radius_scale: Multiplies the transition radii; below one the promise is weaker.
-        share: Of the uniform occupancy in the reference of the projection; None for none.
-        loss: "paper", or "doubly-robust", as in `WCOPS`.
-        confidence: Kind of the transition set, as in `WCOPS`.
-        solver: Of the projection, as in `WCOPS`.
+        bonus_scale, radius_scale: Multiply the cost bonus and the transition radii; below one the promise is weaker.
+        share, loss, confidence, solver: As in `WCOPS`.
         costs: What it believes of the costs, on both sides; `MeanCosts()` by default, and the promise is about that.
     """
 

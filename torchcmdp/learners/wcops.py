@@ -1,24 +1,26 @@
-"""WC-OPS, weighted constrained optimistic policy search: OMD over occupancies in an optimistic safe set (Algorithm 1)."""
+"""WC-OPS, weighted constrained optimistic policy search: OMD over occupancies in an optimistic safe set (Algorithm 1).
+
+And UOB-REPS, which is WC-OPS that does not look at the costs.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, upper_occupancy_visited
-from torchcmdp.costs import CostModel, PaperCosts, cost_model, path_costs
-from torchcmdp.errors import InvalidInput, check_delta, whole_number
+from torchcmdp.costs import CostEvidence, CostModel, PaperCosts, cost_model, path_costs
+from torchcmdp.errors import InvalidInput, whole_number
 from torchcmdp.estimation import doubly_robust_loss, loss_estimate
 from torchcmdp.hyperparameters import check_weights
-from torchcmdp.identity import config_of
 from torchcmdp.layout import Layout
 from torchcmdp.learners import compiled
 from torchcmdp.learners.base import Learner
-from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.practical import overridden, recipe_of
 from torchcmdp.occupancy import uniform_occupancy, uniform_policy
 from torchcmdp.projection import LOG_FLOOR, ProjectionResult, ProjectionSolver, project, projection_solver
@@ -32,14 +34,28 @@ OCCUPANCY_FLOOR = 1e-14
 
 def default_step(layout: Layout, horizon: int, delta: float) -> float:
     """eta = gamma = sqrt(L ln(L |X| |A| / delta) / (T |X| |A|)), the paper's choice."""
-    horizon = whole_number("horizon", horizon, least=1)
-    check_delta(delta)
     pairs = layout.total_states * layout.actions
     return math.sqrt(layout.layers * math.log(layout.layers * pairs / delta) / (horizon * pairs))
 
 
 def _paper_step(learner: Learner) -> float:
     return default_step(learner.layout, learner.horizon, learner.delta)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Evidence(CostEvidence):
+    """What lines 6 to 10 of Algorithm 1 need to know of one episode of every run: of the costs, and of everything else.
+
+    Attributes:
+        visited, path_costs, costs: As in `CostEvidence`.
+        transitions: How often each transition was taken, `(runs x L x S x A x K)`.
+        loss: The loss estimate, `(runs x L x S x A)`.
+        losses: The losses 1 - r met at each pair, summed over its visits, `(runs x L x S x A)`; a doubly robust loss needs them.
+    """
+
+    transitions: Tensor
+    loss: Tensor
+    losses: Tensor | None = None
 
 
 class WCOPS(Learner):
@@ -78,6 +94,7 @@ class WCOPS(Learner):
         "share": None,
     }
     choices = {"loss": ("paper", "doubly-robust"), "violation_threshold": ("paper", "empirical"), "confidence": CONFIDENCE_KINDS}
+    parts: ClassVar[Sequence[str]] = ("solver", "costs")
     usual_costs: ClassVar[type[CostModel]] = PaperCosts
     loss: str
     violation_threshold: str
@@ -243,6 +260,31 @@ class WCOPS(Learner):
             **self.costs.diagnostics(self),
         }
 
+
+class UOBREPS(WCOPS):
+    """UOB-REPS with a set update every episode: what WC-OPS is without constraints, in an environment that may have some.
+
+    Its own `constraints` is zero: costs are dropped on entry, and the occupancies are projected onto the plausible ones, safe or
+    not.
+
+    Args:
+        layout: Layer widths and actions.
+        constraints: m of the environment, whose costs are ignored.
+        args, settings: The further arguments of `WCOPS`; those about costs have no effect.
+    """
+
+    name = "UOB-REPS"
+    uses = ("known_rewards",)
+    theorems = ("regret",)  # against the best policy, and so against the best safe one; of the costs it promises nothing
+
+    def __init__(self, layout: Layout, constraints: int, *args: Any, **settings: Any) -> None:
+        super().__init__(layout, 0, *args, **{**settings, "cost_low": None})
+        self.ignored_constraints = whole_number("constraints", constraints, least=0)
+
+    def observe(self, trajectory: Trajectory) -> Evidence:
+        """Lines 4 and 5 for an episode without its costs."""
+        return super().observe(replace(trajectory, costs=trajectory.costs[..., :0]))
+
     def config(self) -> dict[str, Any]:
         """Everything that the learner was made with, ready for JSON."""
-        return {**super().config(), "solver": self.solver.config(), "costs": config_of(self.costs)}
+        return {**super().config(), "constraints": self.ignored_constraints}

@@ -25,12 +25,10 @@ class Model:
 
     Attributes:
         transitions: `([H x] (N + 2) x A x (N + 2))`.
-        rewards: Means, `([H x] (N + 2) x A)`.
-        costs: Means, `(m x [H x] (N + 2) x A)`.
+        rewards, costs: Means, `([H x] (N + 2) x A)` and `(m x [H x] (N + 2) x A)`.
         allowed: Which actions there are, `([H x] (N + 2) x A)` bool.
         initial: The distribution of the first state, `(N,)`.
-        reward_range: The smallest and the largest reward.
-        cost_ranges: The same of each cost.
+        reward_range, cost_ranges: The smallest and the largest reward, and of each cost.
     """
 
     transitions: Tensor
@@ -152,9 +150,12 @@ def _model(
     allowed = _allowed(mask, n, actions, horizon)
     checked_rows(transitions, allowed)
     rewards, reward_range = _means("R", R, transitions, allowed, horizon)
-    tables = rewards.new_zeros(0) if C is None else _constraints(_numbers("C", C))
+    tables = rewards.new_zeros(0) if C is None else _numbers("C", C)
+    if C is not None and tables.dim() < 2:
+        raise InvalidInput(f"C has shape {tuple(tables.shape)}; expected (N x A) for one constraint, or (m x N x A).")
+    tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
     means = [_means("C", each, transitions, allowed, horizon, tuple(tables.shape)) for each in tables]
-    ended, initial = _terminal(terminal, n), _initial(start, n)
+    ended, initial = _terminal(terminal, n), initial_of(start, n)
     if (initial[ended] > 0).any():
         raise InvalidInput(f"start is {brief(start)}, a terminal state; an episode must begin before it ends.")
     steps = max([transitions.dim() - 3, rewards.dim() - 2, *(mean.dim() - 2 for mean, _ in means)])
@@ -166,13 +167,11 @@ def _model(
     ranges = [
         (min(0.0, low), max(0.0, high)) if extra else (low, high) for low, high in (reward_range, *(ends for _, ends in means))
     ]
-    costs = torch.stack([mean for mean, _ in means]) if means else rewards.new_zeros(0, *rewards.shape)
+    rewards, *costs = (_padded(mean, ends) for mean, ends in zip([rewards, *(mean for mean, _ in means)], ranges, strict=True))
     return Model(
         extended(transitions, ended, discount, initial),
-        _padded(rewards, ranges[0]),
-        torch.stack([_padded(mean, ends) for mean, ends in zip(costs, ranges[1:], strict=True)])
-        if means
-        else rewards.new_zeros(0, *rewards.shape[:-2], n + 2, actions),
+        rewards,
+        torch.stack(costs) if costs else rewards.new_zeros(0, *rewards.shape),
         torch.nn.functional.pad(allowed, (0, 0, 0, 2), value=True),
         initial,
         ranges[0],
@@ -181,13 +180,9 @@ def _model(
 
 
 def extended(transitions: Tensor, ended: Tensor, discount: float, initial: Tensor) -> Tensor:
-    """Transitions with a state in which an episode is over, and one before it begins: `([H x] (N + 2) x A x (N + 2))`.
+    """Transitions `([H x] N x A x N)` with a state in which an episode is over, and one before it begins.
 
-    Args:
-        transitions: `([H x] N x A x N)`.
-        ended: True at the states that are the end of an episode, `(N,)`.
-        discount: The probability to go on.
-        initial: The distribution of the first state, `(N,)`.
+    `([H x] (N + 2) x A x (N + 2))`, with ends at the states `ended`, `(N,)` bool, and `discount` as the probability to go on.
     """
     n = len(initial)
     whole = torch.nn.functional.pad(transitions, (0, 2, 0, 0, 0, 2)).clone()
@@ -263,8 +258,7 @@ def _means(
 ) -> tuple[Tensor, Ends]:
     """Mean rewards or costs, `([H x] N x A)`, and the smallest and the largest of them; of those by successor, if so given.
 
-    Args:
-        shape: What a refusal names, where the table is a part of what was given.
+    A refusal names `shape`, where the table is a part of what was given.
     """
     values, pair = _numbers(name, table), tuple(transitions.shape[-3:-1])
     n = pair[0]
@@ -288,13 +282,6 @@ def _means(
     return means, (float(seen.min()), float(seen.max()))
 
 
-def _constraints(costs: Tensor) -> Tensor:
-    """The costs with an axis of constraints in front."""
-    if costs.dim() < 2:
-        raise InvalidInput(f"C has shape {tuple(costs.shape)}; expected (N x A) for one constraint, or (m x N x A).")
-    return costs.unsqueeze(0) if costs.dim() == 2 else costs
-
-
 def _terminal(terminal: Table | None, n: int) -> Tensor:
     """True at the states that end an episode, `(N,)`."""
     ended = torch.zeros(n, dtype=torch.bool)
@@ -313,7 +300,7 @@ def _terminal(terminal: Table | None, n: int) -> Tensor:
     return ended
 
 
-def _initial(start: Any, n: int) -> Tensor:
+def initial_of(start: Any, n: int) -> Tensor:
     """The distribution of the first state, `(N,)`."""
     if isinstance(start, int | np.integer) or (isinstance(start, Tensor | np.ndarray) and start.ndim == 0):
         number(

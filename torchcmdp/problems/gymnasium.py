@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief, check_callable, number, require, whole_number
-from torchcmdp.problems.arrays import Model, checked_rows, distribution_of, layered
+from torchcmdp.problems.arrays import Model, Table, checked_rows, distribution_of, initial_of, layered
 from torchcmdp.processes import Bernoulli
 from torchcmdp.units import Units
 
@@ -123,7 +123,7 @@ def from_gymnasium(
     budget: float | Sequence[float] = 0.0,
     *,
     sense: str | Sequence[str] = "<=",
-    start: int | None = None,
+    start: int | Table | None = None,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> ImportedCMDP:
@@ -140,7 +140,7 @@ def from_gymnasium(
         budget: How much of it an episode may have in expectation: with a cost of one for an event, its largest probability. One
             number for all constraints, or one each.
         sense: "<=" for a cost, ">=" for a utility, which must sum to at least its budget; one for all or one each.
-        start: A state to start in, in place of the environment's own choice.
+        start: A state to start in, or a distribution, `(N,)`, in place of the environment's own choice.
         dtype, device: Of the result.
     """
     horizon = whole_number("horizon", horizon, least=1)
@@ -223,12 +223,10 @@ def _move(state: int, action: int, outcome: Sequence[Any], states: int) -> tuple
     )
 
 
-def _initial(env: Any, states: int, start: int | None) -> Tensor:
+def _initial(env: Any, states: int, start: int | Table | None) -> Tensor:
     """The distribution of the first state, `(N,)`."""
     if start is not None:
-        expected = f"a state between 0 and {states - 1}"
-        first = number("start", start, expected, lambda found: found.is_integer() and 0 <= found < states)
-        return torch.nn.functional.one_hot(torch.tensor(int(first)), states).double()
+        return initial_of(start, states)
     names = ("initial_state_distrib", "isd")  # the second is what it was called in Gym
     distribution = next((getattr(env, name) for name in names if getattr(env, name, None) is not None), None)
     if distribution is None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
@@ -138,9 +137,7 @@ class Problem:
 
     def _safest(self) -> Tensor:
         costs = self.cmdp.costs
-        least = (
-            torch.stack([-slater_gap(self.cmdp, costs[i : i + 1]) for i in range(len(costs))]) if len(costs) else costs.new_zeros(0)
-        )
+        least = costs.new_tensor([-float(slater_gap(self.cmdp, each)) for each in costs[:, None]])
         return least if self.cmdp.units is None else self.cmdp.units.episode_costs(least)
 
     def __repr__(self) -> str:
@@ -178,9 +175,8 @@ def make(name: str, *, horizon: int | None = None, budget: object = None, seed: 
         seed: Of problems that are drawn.
     """
     found = ENTRIES[choice("name", name, names())]
-    given: dict[str, Any] = {
-        key: value for key, value in (("horizon", horizon), ("budget", budget), ("seed", seed)) if value is not None
-    }
+    asked: dict[str, Any] = {"horizon": horizon, "budget": budget, "seed": seed}
+    given = {key: value for key, value in asked.items() if value is not None}
     for key, value in given.items():
         if key not in found.defaults:
             own = " and ".join(found.defaults) or "no settings"

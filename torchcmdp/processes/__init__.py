@@ -2,7 +2,6 @@
 
 from torchcmdp.processes.adversary import OGDAdversary, safe_caps
 from torchcmdp.processes.base import Process
-from torchcmdp.processes.sequences import Cyclic, Recorder, Replay, Switching
-from torchcmdp.processes.stationary import Bernoulli, Fixed
+from torchcmdp.processes.sequences import Bernoulli, Cyclic, Fixed, Recorder, Replay, Switching
 
 __all__ = ["Bernoulli", "Cyclic", "Fixed", "OGDAdversary", "Process", "Recorder", "Replay", "Switching", "safe_caps"]

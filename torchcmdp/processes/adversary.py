@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, check_kind, check_tensor, choice, not_negative, number, whole_number
-from torchcmdp.identity import fingerprint
+from torchcmdp.hyperparameters import check_range, expanded
 from torchcmdp.layout import Layout
 from torchcmdp.planning import safest_policy
 from torchcmdp.processes.base import Process, check_keys, check_mean
@@ -40,6 +40,8 @@ class OGDAdversary(Process):
         low: The smallest value: 0 for rewards; a negative one, such as -1, says that these are costs.
         high: The largest value; a tensor that broadcasts to the base, such as that of `safe_caps`, for each pair its own.
     """
+
+    _settings = ("sign", "step", "schedule", "horizon", "low", "_high", "_base")
 
     def __init__(
         self,
@@ -90,26 +92,13 @@ class OGDAdversary(Process):
             )
         self.episode, self._values = int(state["episode"]), values.to(self._base)
 
-    @override
-    def config(self) -> dict[str, Any]:
-        names = ("sign", "step", "schedule", "horizon", "low")
-        tensors = {"high": fingerprint(self._high), "base": fingerprint(self._base)}
-        return {**super().config(), **{name: getattr(self, name) for name in names}, **tensors}
-
 
 def safe_caps(cmdp: LayeredCMDP, rho0: float) -> Tensor:
     """Upper ends for an adversary's costs under which one policy stays safe by `rho0` in every pair, so that rho >= rho0.
 
     That policy is the deterministic one that is safest for the CMDP's own costs (`safest_policy`): it minimises the largest cost
-    that it may meet, and so the largest cut that the caps make. All pairs that it may visit are capped at -rho0 in every
-    constraint, the others at 1.
-
-    Args:
-        cmdp: One CMDP or a batch.
-        rho0: In [0, 1].
-
-    Returns:
-        `(... x m x L x S x A)`, zero in the padding.
+    that it may meet, and so the largest cut that the caps make. All pairs that it may visit are capped at -rho0, which is in [-1,
+    0], in every constraint, the others at 1: `(... x m x L x S x A)`, zero in the padding.
     """
     check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP")
     rho0 = number("rho0", rho0, "a number in [0, 1], since costs lie in [-1, 1]", lambda found: 0 <= found <= 1)
@@ -146,10 +135,5 @@ def _caps(high: Tensor | float, base: Tensor, low: float) -> Tensor:
     high = high if isinstance(high, Tensor) else torch.tensor(number("high", high), dtype=base.dtype)
     check_tensor("high", high)
     high = high.to(base) if high.device.type != "meta" else torch.ones_like(high, dtype=base.dtype, device=base.device)
-    try:
-        high = high.expand_as(base)
-    except RuntimeError:
-        raise InvalidInput(f"high has shape {tuple(high.shape)}; it must broadcast to the base's {tuple(base.shape)}.") from None
-    if high.device.type != "meta" and not ((high >= low) & (high <= 1)).all():
-        raise InvalidInput(f"high has values from {high.min().item():g} to {high.max().item():g}; expected [{low:g}, 1].")
-    return high
+    check_range("high", high, low, 1)
+    return expanded("high", high, base, "the base's")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchcmdp.errors import InvalidInput, number, tensors_of
+from torchcmdp.errors import InvalidInput, brief, number, tensors_of
+from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.protocols import Axes, first_axes
 
 
@@ -26,6 +27,7 @@ class Process:
     """
 
     stationary: bool = False
+    _settings: ClassVar[tuple[str, ...]] = ()  # the attributes that define a process of ours
 
     @property
     def values(self) -> Tensor:
@@ -58,10 +60,7 @@ class Process:
     def state_axes(self, mean_axes: int) -> Axes:
         """Of each entry of `state_dict` the axis of the runs, None where all runs share it.
 
-        By default a tensor has the runs in front, unless it has the axes of one mean for all.
-
-        Args:
-            mean_axes: How many these are: 3 for rewards and 4 for costs.
+        By default a tensor has the runs in front, unless it has the axes of one mean for all, 3 for rewards and 4 for costs.
         """
         return first_axes(self.state_dict(), mean_axes)
 
@@ -72,15 +71,20 @@ class Process:
 
     def config(self) -> dict[str, Any]:
         """What defines the process, ready for JSON; of a subclass that does not write its own, `run` records the attributes."""
-        return {"name": type(self).__name__}
+        return {"name": type(self).__name__, **{name.lstrip("_"): _told(getattr(self, name)) for name in self._settings}}
+
+
+def _told(value: Any) -> Any:
+    """A setting ready for JSON."""
+    if isinstance(value, Tensor):
+        return fingerprint(value)
+    if isinstance(value, list):
+        return [_told(each) for each in value]
+    return value if isinstance(value, int | float | str | None) else config_of(value)
 
 
 class Counted(Process):
-    """A process that needs to know nothing but how many episodes have been played.
-
-    Attributes:
-        episode: How many.
-    """
+    """A process that needs to know nothing but how many episodes have been played, its `episode`."""
 
     episode: int = 0
 
@@ -140,7 +144,7 @@ def check_mean(name: str, mean: Tensor, low: float, axes: int = 3) -> Tensor:
     (mean,) = tensors_of(mean)
     if not isinstance(mean, Tensor) or not mean.is_floating_point() or mean.dim() < axes:
         ending = "(L x S x A)" if axes == 3 else "(L x S x A), after an axis of episodes"
-        raise InvalidInput(f"The mean of {name} must be a floating-point tensor that ends in {ending}, not {_describe(mean)}.")
+        raise InvalidInput(f"The mean of {name} must be a floating-point tensor that ends in {ending}, not {brief(mean)}.")
     if mean.device.type == "meta":
         return mean.detach()
     wrong = ~((mean >= low) & (mean <= 1))  # true for NaN as well
@@ -162,7 +166,3 @@ def check_keys(owner: object, state: Mapping[str, Any], *keys: str) -> None:
     if set(state) != set(keys):
         found = ", ".join(sorted(map(str, state))) or "nothing"
         raise InvalidInput(f"The state of {type(owner).__name__} has {', '.join(keys)}, but was given {found}.")
-
-
-def _describe(value: object) -> str:
-    return f"a tensor of {value.dtype} and shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

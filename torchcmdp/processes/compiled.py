@@ -11,8 +11,7 @@ from torch import Tensor
 from torchcmdp.kernels.memory import array, tensor_of, zeros
 from torchcmdp.processes.adversary import OGDAdversary
 from torchcmdp.processes.base import Process
-from torchcmdp.processes.sequences import Cyclic, Recorder, Replay, Switching
-from torchcmdp.processes.stationary import Bernoulli, Fixed
+from torchcmdp.processes.sequences import Bernoulli, Cyclic, Fixed, Recorder, Replay, Switching
 
 if TYPE_CHECKING:
     from torchcmdp.kernels.processes import Process as Packed

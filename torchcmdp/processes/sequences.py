@@ -1,25 +1,61 @@
-"""Processes that do not look at the learner: blocks that take turns, and sequences recorded earlier."""
+"""Processes that do not look at the learner: means that never change, blocks that take turns, sequences recorded earlier."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from torchcmdp.errors import InvalidInput, brief, check_kind, choice, whole_number
-from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.processes.base import Counted, Noisy, Process, check_keys, check_low, check_mean
 from torchcmdp.protocols import Axes, ProcessLike
 
 NOISES = ("bernoulli",)
 
 
+class _Stationary(Process):
+    """One mean for all episodes."""
+
+    stationary = True
+    _mean: Tensor
+    _settings: ClassVar[tuple[str, ...]] = ("_mean",)
+
+    @property
+    @override
+    def values(self) -> Tensor:
+        return self._mean
+
+
+class Fixed(_Stationary):
+    """The feedback of a pair is its mean, `([runs x] L x S x A)` for rewards and `([runs x] m x L x S x A)` for costs."""
+
+    def __init__(self, mean: Tensor) -> None:
+        self._mean = check_mean(type(self).__name__, mean, -1.0)
+
+
+class Bernoulli(Noisy, _Stationary):
+    """The feedback of a pair is 1 with probability (mean - low) / (1 - low) and `low` otherwise, independently in every episode.
+
+    Args:
+        mean: In [low, 1]; `([runs x] L x S x A)` for rewards or `([runs x] m x L x S x A)` for costs.
+        low: 0 for rewards, -1 for costs.
+    """
+
+    _settings = ("low", "_mean")
+
+    def __init__(self, mean: Tensor, low: float = 0.0) -> None:
+        self.low = check_low(low)
+        self._mean = check_mean(type(self).__name__, mean, self.low)
+
+
 class _Blocks(Noisy, Counted):
     """Means of which one is in force at a time, with or without Bernoulli noise; a subclass says which."""
+
+    _settings: ClassVar[tuple[str, ...]] = ("noise", "low", "_blocks")
 
     def __init__(self, blocks: Sequence[Tensor], noise: str | None, low: float) -> None:
         if noise is not None:
@@ -46,9 +82,6 @@ class _Blocks(Noisy, Counted):
     def values(self) -> Tensor:
         return self._blocks[self._block()]
 
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "noise": self.noise, "low": self.low, "blocks": [fingerprint(block) for block in self._blocks]}
-
 
 class Switching(_Blocks):
     """One mean after the other, at fixed episodes.
@@ -59,6 +92,8 @@ class Switching(_Blocks):
         noise: None, where the feedback of a pair is its mean, or "bernoulli", where it is 1 or `low` with that mean.
         low: For "bernoulli": 0 for rewards, -1 for costs.
     """
+
+    _settings = (*_Blocks._settings, "at")
 
     def __init__(self, blocks: Sequence[Tensor], at: Sequence[int], *, noise: str | None = None, low: float = 0.0) -> None:
         super().__init__(blocks, noise, low)
@@ -73,10 +108,6 @@ class Switching(_Blocks):
     def _block(self) -> int:
         return sum(t <= self.episode for t in self.at)
 
-    @override
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "at": self.at}
-
 
 class Cyclic(_Blocks):
     """Means that take turns, each for `length` episodes, and then begin again.
@@ -86,16 +117,14 @@ class Cyclic(_Blocks):
         length: Episodes of a block.
     """
 
+    _settings = (*_Blocks._settings, "length")
+
     def __init__(self, blocks: Sequence[Tensor], length: int, *, noise: str | None = None, low: float = 0.0) -> None:
         super().__init__(blocks, noise, low)
         self.length = whole_number("length", length, least=1)
 
     def _block(self) -> int:
         return self.episode // self.length % len(self._blocks)
-
-    @override
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "length": self.length}
 
 
 class Recorder(Process):
@@ -109,6 +138,8 @@ class Recorder(Process):
         process: As above.
         episodes: How many episodes to record, from the first; later ones are played and not kept.
     """
+
+    _settings = ("process", "episodes")
 
     def __init__(self, process: ProcessLike, episodes: int) -> None:
         if not all(hasattr(process, name) for name in ("values", "observe", "advance", "stationary")):
@@ -165,10 +196,6 @@ class Recorder(Process):
             raise InvalidInput(f"The state of Recorder has a sequence of shape {tuple(sequence.shape)}; expected {(kept, *now)}.")
         self._kept = list(sequence.to(self.values).unbind(0))
 
-    @override
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "process": config_of(self.process), "episodes": self.episodes}
-
 
 class Replay(Counted):
     """A sequence of values, one an episode, whatever is played; the feedback of a pair is its value.
@@ -177,6 +204,8 @@ class Replay(Counted):
         sequence: In [-1, 1], such as `Recorder.sequence`: `(T x [runs x] L x S x A)` for rewards or
             `(T x [runs x] m x L x S x A)` for costs.
     """
+
+    _settings = ("_sequence",)
 
     def __init__(self, sequence: Tensor) -> None:
         self._sequence = check_mean(type(self).__name__, sequence, -1.0, axes=4)
@@ -195,7 +224,3 @@ class Replay(Counted):
                 f"Replay has played all of its {len(self._sequence)} episodes; record a longer sequence or play fewer episodes."
             )
         return values
-
-    @override
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "sequence": fingerprint(self._sequence)}

@@ -12,8 +12,8 @@ from torchcmdp.costs import path_costs
 from torchcmdp.costs.evidence import RepeatedEvidence
 from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import learning_rate
+from torchcmdp.learners import Evidence
 from torchcmdp.learners.base import Learner
-from torchcmdp.learners.evidence import Evidence
 from torchcmdp.learners.wcops import WCOPS
 from torchcmdp.trajectory import Trajectory
 
