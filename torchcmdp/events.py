@@ -162,10 +162,6 @@ class RunWriter:
         self._buffer.seek(0)
         self._buffer.truncate()
 
-    def close(self) -> None:
-        """Write what is left."""
-        self.flush()
-
     def _event(self, *, wall_time: float | None = None, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 

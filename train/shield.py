@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
 
-from .comparison import Curves, SeedNetworks, rounded
-from .program import Count, Positive, bar, begin, publish, table
+from .comparison import Curves, SeedNetworks, learn, rounded
+from .program import Count, Positive, begin, publish, table
 
 METHODS = ("shield", "penalty", "unprotected")
 FEATURES, HIDDEN = 8, 32
@@ -67,13 +67,13 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
     generator = torch.Generator().manual_seed(options.seed)
     features = torch.randn(*cmdp.layout.pair_shape[:2], FEATURES, generator=generator, dtype=torch.float64)
     network = SeedNetworks((FEATURES, HIDDEN, cmdp.layout.actions), runs, options.seed)
-    optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate)
     shield = SafeOccupancy(cmdp.layout, cmdp.constraints, transitions=cmdp.transitions, costs=cmdp.costs)
     feedback = (tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
     env = tc.Simulator(cmdp, *feedback, runs=runs * batch, seed=options.seed)
     multipliers = torch.zeros(runs, cmdp.constraints, dtype=torch.float64)
-    curves = Curves(folder)
-    for step in bar(range(options.steps), method):
+
+    def play() -> tuple[Tensor, Callable[[], dict[str, Tensor]]]:
+        nonlocal multipliers
         logits = network(features.expand(runs, *features.shape))
         policy = shield(logits=logits).policy if method == "shield" else logits.softmax(-1) * cmdp.layout.pair_mask()
         occupancy = tc.pair_occupancy_of(policy, cmdp.transitions)
@@ -83,14 +83,10 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
         if method == "penalty":
             loss = loss + (multipliers * costs).sum(-1)
             multipliers = (multipliers + options.multiplier_rate * costs.detach()).clamp_min(0)
-        optimiser.zero_grad()
-        loss.sum().backward()
-        optimiser.step()
-        if step % max(1, options.steps // POINTS) == 0 or step + 1 == options.steps:
-            unsafe = worst_constraint(costs).clamp_min(0)
-            curves.add((step + 1) * batch, {"Metrics/EpRet": expected_value(cmdp.rewards, occupancy), "Violation/positive": unsafe})
-    curves.close()
-    return curves
+        unsafe = worst_constraint(costs).clamp_min(0)
+        return loss, lambda: {"Metrics/EpRet": expected_value(cmdp.rewards, occupancy), "Violation/positive": unsafe}
+
+    return learn(network, options, POINTS, method, folder, play, each=batch)
 
 
 def panel(curves: dict[str, Curves], tag: str) -> plotting.Panel:
@@ -111,12 +107,10 @@ def panel(curves: dict[str, Curves], tag: str) -> plotting.Panel:
 def reinforce(policy: Tensor, trajectory: tc.Trajectory) -> Tensor:
     """Something whose gradient estimates that of the expected reward: ln pi of what was done, times how well it went, `(runs,)`.
 
-    Args:
-        policy: `(runs x L x S x A)`, which has played the same number of episodes in every run, `(runs episodes x L)`.
+    Each of the policies `(runs x L x S x A)` has played as many of the episodes.
     """
-    states, actions, rewards = (
-        x.unflatten(0, (len(policy), -1)) for x in (trajectory.states, trajectory.actions, trajectory.rewards)
-    )
+    parts = (trajectory.states, trajectory.actions, trajectory.rewards)
+    states, actions, rewards = (x.unflatten(0, (len(policy), -1)) for x in parts)
     pairs = (states * policy.shape[-1] + actions).transpose(1, 2)
     taken = policy.flatten(-2).gather(-1, pairs).log()
     to_go = rewards.flip(-1).cumsum(-1).flip(-1).transpose(1, 2)

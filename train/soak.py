@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -58,25 +58,13 @@ COUNTED = ("elastic", "infeasible", "max_iterations", "invalid")
 
 @dataclass
 class Tally:
-    """What happened to one learner, over all runs and episodes.
+    """What happened to one learner, over all runs and episodes."""
 
-    Attributes:
-        played: Run-episodes.
-        failures: Run-episodes that failed.
-        error: The exception that ended the learner's runs, if one did.
-        residual: The largest; NaN for a learner without a solver.
-        elastic, infeasible, max_iterations, invalid: How many projections and programs; None for a learner without.
-        seconds: It took.
-    """
-
-    played: int = 0
-    failures: int = 0
-    error: str = ""
-    residual: float = float("nan")
-    elastic: int | None = None
-    infeasible: int | None = None
-    max_iterations: int | None = None
-    invalid: int | None = None
+    played: int = 0  # run-episodes
+    failures: int = 0  # run-episodes that failed
+    error: str = ""  # the exception that ended the learner's runs, if one did
+    residual: float = float("nan")  # the largest; NaN for a learner without a solver
+    counts: dict[str, int] = field(default_factory=dict)  # of projections and programs by their end, for a learner with some
     seconds: float = 0.0
 
 
@@ -129,7 +117,10 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
             tracker.update(shown, trajectory)
             learner.update(trajectory)
             diagnostics = learner.diagnostics()
-            broken = broken + (~_valid(learner.policy, cmdps.layout) | ~_finite(diagnostics, runs, cmdps.device)).sum()
+            sound = _valid(learner.policy, cmdps.layout)
+            for value in diagnostics.values():
+                sound = sound & value.isfinite()
+            broken = broken + (~sound).sum()
             for tag, value in diagnostics.items():
                 worst, total = sums.get(tag, (value, torch.zeros_like(value)))
                 sums[tag] = torch.maximum(worst, value), total + value
@@ -142,8 +133,7 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     tally.failures += int(broken) + int(lost.sum())
     if "Solver/residual" in sums:
         tally.residual = float(sums["Solver/residual"][0].max())
-    for name in COUNTED:
-        setattr(tally, name, int(sums[tag][1].sum()) if (tag := f"Solver/{name}") in sums else None)
+    tally.counts = {name: int(sums[tag][1].sum()) for name in COUNTED if (tag := f"Solver/{name}") in sums}
     tally.seconds = time.perf_counter() - start
     return tally
 
@@ -158,11 +148,12 @@ def make(name: str, cmdps: tc.LayeredCMDP, options: Options) -> tc.Learner:
 def report(tallies: dict[str, Tally]) -> str:
     """A row a learner and a last one for all of them, and the exceptions below."""
     every = list(tallies.values())
-    sums: dict[str, Any] = {name: sum(getattr(t, name) or 0 for t in every) for name in ("played", "failures", *COUNTED, "seconds")}
+    sums: dict[str, Any] = {name: sum(getattr(tally, name) for tally in every) for name in ("played", "failures", "seconds")}
+    sums["counts"] = {kind: sum(tally.counts.get(kind, 0) for tally in every) for kind in COUNTED}
     worst = max((t.residual for t in every if t.residual == t.residual), default=float("nan"))
     rows = []
     for name, tally in {**tallies, "all": Tally(**sums, residual=worst)}.items():
-        counts = ["-" if count is None else f"{count:,}" for count in (getattr(tally, kind) for kind in COUNTED)]
+        counts = [f"{tally.counts[kind]:,}" if kind in tally.counts else "-" for kind in COUNTED]
         residual = "-" if tally.residual != tally.residual else f"{tally.residual:.1e}"
         rows.append([name, f"{tally.played:,}", f"{tally.failures:,}", residual, *counts, f"{tally.seconds:,.0f}"])
     header = ["learner", "run-episodes", "failures", "worst residual", *(kind.replace("_", " ") for kind in COUNTED), "seconds"]
@@ -175,11 +166,3 @@ def _valid(policy: Tensor, layout: tc.Layout) -> Tensor:
     fitting = (policy >= 0) & (layout.pair_mask(policy.device) | (policy == 0))
     sums = (policy.sum(-1) - layout.state_mask(policy.device).to(policy.dtype)).abs() <= tolerance
     return fitting.flatten(1).all(1) & sums.flatten(1).all(1)
-
-
-def _finite(diagnostics: dict[str, Tensor], runs: int, device: torch.device) -> Tensor:
-    """Which runs report finite numbers alone, `(runs,)`."""
-    finite = torch.ones(runs, dtype=torch.bool, device=device)
-    for value in diagnostics.values():
-        finite = finite & value.isfinite()
-    return finite

@@ -93,13 +93,9 @@ def growth_panels(results: Mapping[str, Any]) -> list[Panel]:
     """The same on logarithmic axes, with sqrt(t) to compare, and the exponent of the last half of each curve at its end."""
     found = []
     for name, ylabel in MEASURES.items():
-        known = _exponents(results, name)
-        look: dict[str, Any] = {
-            "remarks": {label: _power(b) for label, b in known.items()},
-            "sqrt_guide": True,
-            "logarithmic": True,
-            "note": "exponents: of the last half of what is drawn" if known else "",
-        }
+        powers = {label: _power(b) for label, b in _exponents(results, name).items()}
+        note = "exponents: of the last half of what is drawn" if powers else ""
+        look: dict[str, Any] = {"remarks": powers, "sqrt_guide": True, "logarithmic": True, "note": note}
         found.append(Panel(_curves(results, name), ylabel, _growth(results, name), **look))
     return found
 
@@ -141,9 +137,8 @@ def overview(results: Mapping[str, Any], title: str) -> Figure:
 def balance(results: Mapping[str, Any]) -> Figure:
     """What each ended with: regret against positive violation, and the share of its episodes that were unsafe."""
     figure = blank(10.6, 4.2)
-    plane, bars = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-    _draw_plane(plane, results)
-    _draw_shares(bars, results)
+    _draw_plane(figure.add_subplot(1, 2, 1), results)
+    _draw_shares(figure.add_subplot(1, 2, 2), results)
     return figure
 
 
@@ -167,19 +162,12 @@ def _draw_plane(axes: Axes, results: Mapping[str, Any]) -> None:
     title = "No policy is safe, so that there is no regret to compare"
     if len(ends) == 1:
         title = f"{ends[0][2]}: regret {minus(f'{ends[0][1]:,.0f}')} with {ends[0][0]:,.0f} of positive violation"
+    elif len(front) < len(ends):
+        title = f"Beaten by nobody in both: {', '.join(front)}"
     elif ends:
-        title = (
-            f"Beaten by nobody in both: {', '.join(front)}"
-            if len(front) < len(ends)
-            else "Each has less of one for more of the other"
-        )
-    tidy(
-        axes,
-        MEASURES["positive_violation"],
-        MEASURES["regret"],
-        title,
-        "small dots are runs, large ones their means with 95% intervals",
-    )
+        title = "Each has less of one for more of the other"
+    note = "small dots are runs, large ones their means with 95% intervals"
+    tidy(axes, MEASURES["positive_violation"], MEASURES["regret"], title, note)
 
 
 def _draw_shares(axes: Axes, results: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -78,14 +78,6 @@ class Online(Fresh):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         super().restore(state)
-        groups: Sequence[Mapping[str, Any]] = state["groups"]
-        self._groups = [self._pairs(int(held["seed"])) for held in groups]
-        for group, held in zip(self._groups, groups, strict=True):
+        self._groups = [self._pairs(int(held["seed"])) for held in state["groups"]]
+        for group, held in zip(self._groups, state["groups"], strict=True):
             group.restore(held)
-
-
-def source_of(study: Study, names: tuple[str, ...], how: Estimator, repeats: int, seed: int) -> Fresh:
-    """Where the gradients of a descent come from."""
-    if isinstance(how, Smoothed) and how.window is not None:
-        return Online(study, names, how, repeats, seed)
-    return Fresh(study, names, how, repeats, seed)

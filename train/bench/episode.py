@@ -68,13 +68,8 @@ def main(arguments: Sequence[str]) -> int:
             for _ in range(10)
         ]
         compiled, slow = (max(speed[engine] for speed in speeds) for engine in ("compiled", "torch"))
-        row = [
-            str(runs),
-            f"{compiled:,.0f}",
-            f"{slow:,.0f}",
-            f"{compiled / slow:.1f}x",
-            f"{BEFORE[runs]:,}" if runs in BEFORE else "-",
-        ]
+        before = f"{BEFORE[runs]:,}" if runs in BEFORE else "-"
+        row = [str(runs), f"{compiled:,.0f}", f"{slow:,.0f}", f"{compiled / slow:.1f}x", before]
         if options.cvxpy_episodes > 0:
             row.append(f"{play(session_of(cmdp, runs, options.seed, 'cvxpy'), 'torch', options.cvxpy_episodes, 0.0):,.1f}")
         rows.append(row)

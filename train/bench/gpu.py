@@ -21,11 +21,12 @@ import torch
 
 import torchcmdp as tc
 from torchcmdp.errors import InvalidInput
-from torchcmdp.kernels.engine import using
 from torchcmdp.layout import Layout
+from torchcmdp.run.session import Session
 
 from ..program import Count, Positive, Whole, bar, begin, choose, publish, table
 from . import median_seconds
+from .episode import play, session_of
 
 KERNELS = ("projection", "pull", "episode")
 MISSING = 'numba-cuda is not installed, without which no kernel becomes code for a GPU: pip install "torchcmdp[cuda]".'
@@ -82,14 +83,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def session(options: Options, runs: int, device: str = "cpu") -> Any:
+def session(options: Options, runs: int, device: str = "cpu") -> Session:
     """A run of WC-OPS that nobody logs."""
-    from torchcmdp.distributed import Crew
-    from torchcmdp.run.session import Session
-
     cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, seed=options.seed).to(device)
-    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=options.seed)
-    return Session(tc.WCOPS.for_env(env, horizon=20_000), env, 10**9, 10**9, Crew(runs, alone=True))
+    return session_of(cmdp, runs, options.seed)
 
 
 def launched(name: str, options: Options, batch: int = 4) -> tuple[Any, tuple[Any, ...]]:
@@ -243,14 +240,7 @@ def _microseconds(name: str, batch: int, device: str, options: Options) -> float
 
     if name == "episode":
         run, least = session(options, batch, device), 20
-
-        def work() -> None:
-            before = run.played
-            with using("auto"):
-                while run.played < before + least:
-                    run.advance(before + least - run.played)
-
-        return 1e6 * median_seconds(work, 3, options.seconds) / batch / least
+        return 1e6 * median_seconds(lambda: play(run, "auto", least, 0.0), 3, options.seconds) / batch / least
     found = capture(Size(options.widths, options.actions, options.constraints), options.seed, min(batch, 1024))
     found = found.changed(lambda tensor: tensor.repeat(-(-batch // len(tensor)), *[1] * (tensor.dim() - 1))[:batch].to(device))
     target, loss = found.log_target.requires_grad_(name == "pull"), found.loss.to(device)

@@ -152,12 +152,8 @@ def capture(size: Size, seed: int, count: int) -> Instances:
 
 def ours(instances: Instances, backend: str) -> tc.ProjectionResult:
     """Our own projection of a batch."""
-    return tc.project(instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, solver=_newton(backend))
-
-
-@cache
-def _newton(backend: str) -> tc.Newton:
-    return tc.Newton(backend=backend)
+    solver = tc.Newton(backend=backend)
+    return tc.project(instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, solver=solver)
 
 
 def rival(instances: Instances, name: str) -> Tensor:
@@ -194,11 +190,6 @@ def with_backward(solve: Callable[[Instances], Tensor], instances: Instances) ->
     return lambda: torch.autograd.grad(solve(part), part.tensors, cotangent)
 
 
-def milliseconds(work: Callable[[], object], count: int, seconds: float, least: int = 1) -> float:
-    """Median time per instance of repeating `work` on `count` instances for at least so many seconds, after one warm-up."""
-    return 1e3 * median_seconds(work, least, seconds) / count
-
-
 def error(result: tc.ProjectionResult) -> str:
     """Duality gap / feasibility, the worst of a batch."""
     return f"{float(result.gap.abs().max()):.0e} / {float(result.residual.max().clamp_min(1e-17)):.0e}"
@@ -212,13 +203,12 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
         row: dict[str, Any] = {"size": name, "batch": batch, "mode": mode}
 
         def timed(
-            solve: Callable[[Instances], Tensor], count: int, least: int = 3, budget: float = seconds, mode: str = mode
+            solve: Callable[[Instances], Any], count: int, least: int = 3, budget: float = seconds, mode: str = mode
         ) -> float:
             part = instances.take(torch.arange(count))
-            if mode == "forward":
-                with torch.no_grad():
-                    return milliseconds(lambda: solve(part), count, budget, least)
-            return milliseconds(with_backward(solve, part), count, budget, least)
+            work = partial(solve, part) if mode == "forward" else with_backward(solve, part)
+            with torch.set_grad_enabled(mode != "forward"):
+                return 1e3 * median_seconds(work, least, budget) / count
 
         for backend in ("compiled", "torch"):
             row[backend] = timed(lambda part, backend=backend: ours(part, backend).occupancy, batch)  # type: ignore[misc]
@@ -228,9 +218,7 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
         # that kernel ran on a slower machine: what it would take here if Moreau had kept its pace
         before, moreau = BEFORE.get((batch, mode), (math.nan, 1.0)) if name == "paper" else (math.nan, 1.0)
         row["before"] = before / moreau * row["Moreau"]
-        count = min(batch, limit["Clarabel"])
-        forward = partial(clarabel, instances.take(torch.arange(count)))
-        row["Clarabel"] = milliseconds(forward, count, 0.0) if mode == "forward" else math.nan
+        row["Clarabel"] = timed(clarabel, min(batch, limit["Clarabel"]), 1, 0.0) if mode == "forward" else math.nan
         rows.append(row)
     return rows
 
@@ -260,13 +248,7 @@ def report(rows: list[dict[str, Any]], errors: list[list[str]]) -> str:
 
     def against(row: dict[str, Any], solver: str) -> str:
         ratio = row[solver] / row["compiled"]
-        return (
-            "-"
-            if math.isnan(ratio)
-            else f"{row[solver]:.3g} ({ratio:.1f}x)"
-            if ratio < 9.5
-            else f"{row[solver]:.3g} ({ratio:.0f}x)"
-        )
+        return "-" if math.isnan(ratio) else f"{row[solver]:.3g} ({ratio:.{1 if ratio < 9.5 else 0}f}x)"
 
     rivals = ("before", "Moreau", "DIFFCP", "Clarabel")
     body = []

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.plotting import COLOURS, GREY, SMALL, blank, tidy
+from torchcmdp.plotting.style import COLOURS, GREY, SMALL, blank, tidy
 
 from ..program import Count, bar, begin, check_device, plus_minus, publish, table
 from .episode import session_of
@@ -50,17 +50,11 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """What was measured while one size grew.
+    """What was measured while one size grew."""
 
-    Attributes:
-        sizes: `(n,)`.
-        runs: Runs played at once at each size, `(n,)`.
-        seconds: Per episode of all these runs, `(repeats x n)`.
-    """
-
-    sizes: Tensor
-    runs: Tensor
-    seconds: Tensor
+    sizes: Tensor  # (n,)
+    runs: Tensor  # played at once at each size, (n,)
+    seconds: Tensor  # per episode of all these runs, (repeats x n)
 
     @property
     def speed(self) -> Tensor:
@@ -142,9 +136,8 @@ def scale_figure(growths: dict[str, Growth]) -> Figure:
         _draw(axes, growth)
         power = plus_minus(*growth.exponent, ".2f").replace("+-", r"\pm")
         title = f"Time grows with the power ${power}$"
-        tidy(
-            axes, DIRECTIONS[name], "" if j else "milliseconds per episode", title, "WC-OPS; band: slowest and fastest measurement"
-        )
+        note = "WC-OPS; band: slowest and fastest measurement"
+        tidy(axes, DIRECTIONS[name], "" if j else "milliseconds per episode", title, note)
     return figure
 
 

@@ -11,7 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import GREY, INK, PALETTE, SMALL, TITLE, blank, cross, name_ends, name_points, thousands, tidy, zero_line
+from torchcmdp.plotting.style import (
+    GREY,
+    INK,
+    PALETTE,
+    SMALL,
+    TITLE,
+    blank,
+    cross,
+    name_ends,
+    name_points,
+    thousands,
+    tidy,
+    zero_line,
+)
 
 PARTS = ("regret", "positive violation")
 

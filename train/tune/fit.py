@@ -19,7 +19,7 @@ from torchcmdp.tuning import Smoothed, Study
 from .. import program
 from ..program import Count, begin, plus_minus, table, write_table
 from . import fit_design as design
-from .evaluate import stage
+from .evaluate import play_all, stage
 from .fit_design import Cell
 from .instances import RULES
 
@@ -149,9 +149,7 @@ def judged_cell(options: Options, folder: Path, name: str, cell: Cell, first: in
 def judge(options: Options, cell: Cell, first: int, points: Mapping[str, Mapping[str, float]]) -> Judged:
     """As `judged_cell`, played."""
     study = cell.study(range(first, first + options.held_out), design.WEIGHT)
-    n = study.instances
-    scales = {x: torch.tensor([p[x] for p in points.values()], dtype=torch.float64).repeat_interleave(n) for x in design.START}
-    played = study.play(scales, torch.arange(n).repeat(len(points)), 77_000 + options.seed, distinct_runs=n)
+    played = play_all(study, list(points.values()), 77_000 + options.seed, distinct_runs=study.instances)
     regret, violation = (played.parts / cell.horizon).unbind(-1)
     # of a seed the two instances are one problem; a violation in units of the largest cost, as in the objective
     numbers = (study.objective(played.parts), regret, violation / cell.factor)

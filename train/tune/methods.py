@@ -30,18 +30,12 @@ SPREAD = 0.25  # of CMA-ES at its beginning, as a share of the box in every loga
 
 @dataclass(frozen=True)
 class Search:
-    """What every method is given: the study, the box, where to begin, how much to play, and a seed.
-
-    Attributes:
-        study, box, start: What to tune, within which ends, from where, as in `optimise`.
-        budget: Run-episodes.
-        seed: Of all random numbers.
-    """
+    """What every method is given: the study, the box and where to begin, as in `optimise`, how much to play, and a seed."""
 
     study: Study
     box: Box
     start: dict[str, float]
-    budget: int
+    budget: int  # run-episodes
     seed: int
 
     @property

@@ -12,7 +12,7 @@ import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 
 from ..program import Count, bar, begin, publish, table, with_interval
-from .evaluate import stage
+from .evaluate import play_out, stage
 from .instances import RULES, make_instances
 
 MEASURED = ("regret", "violation", "positive violation")
@@ -87,9 +87,7 @@ def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon
     env = instances.environment(torch.arange(options.instances), options.seed)
     cmdp = env.cmdp
     learner = tc.WCOPS.scaled(cmdp.layout, cmdp.constraints, horizon, options.delta, env.runs, **scales)
-    result = tc.run(learner, env, horizon, progress=False)
-    if not result.completed:  # Ctrl-C ends a run in good order, but half a run must not be kept
-        raise KeyboardInterrupt
+    result = play_out(learner, env, horizon)
     return {
         "awake": result.diagnostics["Learner/gamma_active"].tolist(),
         **{name: getattr(result, name.replace(" ", "_"))[:, -1].tolist() for name in MEASURED},
