@@ -33,12 +33,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str], name: str = IN_A_CLONE) -> int:
-    """Run one command and return the exit code: 0 done, 2 wrong arguments or an unusable folder, 130 interrupted.
-
-    Args:
-        arguments: What was typed after the name.
-        name: How the program was called.
-    """
+    """Run what was typed after the name; returns the exit code: 0 done, 2 wrong arguments, an unusable folder, 130 interrupted."""
     with called(name):
         return _main([word for word in arguments if word != "--json"], "--json" in arguments)
 

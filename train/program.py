@@ -57,6 +57,13 @@ class Bound(NamedTuple):
     words: str
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Among:
+    """The names that an option takes, said in its type."""
+
+    names: Iterable[str]
+
+
 POSITIVE = Bound(lambda value: value > 0, "it must be greater than zero")
 NOT_NEGATIVE = Bound(lambda value: value >= 0, "it must not be negative")
 Count, Positive = Annotated[int, POSITIVE], Annotated[float, POSITIVE]
@@ -150,6 +157,9 @@ def _check_numbers(found: Any, given: set[str]) -> None:
         value, option, kind = getattr(found, field.name), spelled(field.name), types[field.name]
         if value == () and field.name in given and MAY_BE_EMPTY not in getattr(kind, "__metadata__", ()):
             raise InvalidInput(f"{option} got no value; expected {_expected(typing.get_type_hints(type(found))[field.name])}.")
+        for mark in getattr(kind, "__metadata__", ()):
+            for name in value if isinstance(mark, Among) else ():
+                choose(name, mark.names, f"one of {option}")
         bound = _bound(kind)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float) and not math.isfinite(number):

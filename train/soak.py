@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ import torchcmdp as tc
 from torchcmdp.protocols import measured
 
 from . import program
-from .program import LEAST_MARGIN, Count, Positive, bar, begin, check_device, guarded, protection, publish, settings_of, table
+from .program import Among, Count, Positive, bar, begin, guarded, protection, publish, settings_of, table
 
 QUICK = (32, 100)
 ROW_SUM_TOLERANCE = 1e-9
@@ -39,7 +39,7 @@ class Options:
 
     runs: Count = 1_000  # CMDPs, played as one batch.
     episodes: Count = 2_000  # Episodes of every run.
-    learners: tuple[str, ...] = tuple(tc.LEARNERS)  # By name.
+    learners: Annotated[tuple[str, ...], Among(tc.LEARNERS)] = tuple(tc.LEARNERS)  # By name.
     scale: Positive = 0.1
     """Multiplies bonuses and widths where a learner has them; at 1, the paper's, constraints hardly ever bind this early."""
     quick: bool = False  # 32 runs of 100 episodes.
@@ -71,9 +71,7 @@ class Tally:
 def main(arguments: Sequence[str]) -> int:
     """Run the soak; returns the exit code."""
     options, folder = begin(Options, arguments, "soak")
-    device = check_device(options.device)
-    for name in options.learners:
-        program.choose(name, tc.LEARNERS, "one of --learners")
+    device = program.check_device(options.device)
     if options.quick:
         options.runs, options.episodes = QUICK
     cmdps = tc.stack_cmdps([instance(options, j) for j in range(options.runs)]).to(device)
@@ -101,7 +99,7 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     """Play one learner in all CMDPs at once."""
     tally, start = Tally(), time.perf_counter()
     if guarded(name):
-        room = tc.slater_gap(cmdps) > LEAST_MARGIN
+        room = tc.slater_gap(cmdps) > program.LEAST_MARGIN
         if not room.any():
             return tally
         cmdps = tc.LayeredCMDP(cmdps.layout, *(x[room] for x in (cmdps.transitions, cmdps.rewards, cmdps.costs)))

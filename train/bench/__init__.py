@@ -5,6 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torchcmdp.errors import InvalidInput
 
 from ..program import hand_over, listing
 
@@ -19,6 +22,21 @@ PARTS = {
     "fuzz": "random projections, degenerate ones among them, and how many go wrong",
     "imports": "what `import torchcmdp` takes beside `import torch`",
 }
+
+
+@dataclass
+class BenchOptions:
+    """What all benchmarks are asked."""
+
+    seed: int = 0  # Of what is measured and of all random numbers.
+    name: str = "bench"  # Folder of the results inside LOGDIR.
+    logdir: str = "runs"  # Folder of all experiments.
+
+    def check_sizes(self, *names: str) -> None:
+        """Refuse sizes, options of these names, to which no growth can be fitted."""
+        for name in names:
+            if len(set(getattr(self, name))) < 3:
+                raise InvalidInput(f"--{name} has fewer than three sizes; a fit to the larger half needs at least three.")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import cvxpy as cp
 import torch
@@ -17,8 +17,8 @@ from torchcmdp.kernels.engine import using
 from torchcmdp.projection import DEFAULT_CAP
 from torchcmdp.projection.cvxpy_layer import build_problem, merge_args, solve_layer
 
-from ..program import Count, Positive, bar, begin, choose, publish, table, write_table
-from . import median_seconds
+from ..program import Among, Count, Positive, bar, begin, publish, table, write_table
+from . import BenchOptions, median_seconds
 
 
 class Size(NamedTuple):
@@ -71,7 +71,7 @@ AIMS = [
 
 
 @dataclass
-class Options:
+class Options(BenchOptions):
     """Time the projection against cvxpylayers (Moreau and DIFFCP with their default settings) and Clarabel through cvxpy.
 
     The instances are captured from WC-OPS runs midway, half of them with a binding safety constraint. The rivals' times leave out
@@ -82,13 +82,10 @@ class Options:
       python -m train bench projection --sizes paper --batches 10 128
     """
 
-    sizes: tuple[str, ...] = ("small", "paper", "large")
+    sizes: Annotated[tuple[str, ...], Among(SIZES)] = ("small", "paper", "large")
     """Among small (1-3-3-1, 2 actions, 1 constraint), paper (1-4-4-4-1, 3, 2) and large (7 layers of 8, 4, 3)."""
     batches: tuple[Count, ...] = (1, 10, 32, 128, 1024)  # How many instances are solved at once.
-    seed: int = 0  # Of the CMDPs and of the runs that the instances come from.
     seconds: Positive = 1.0  # Least time spent on repeating each measurement of ours.
-    name: str = "bench"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 class Instances(NamedTuple):
@@ -226,8 +223,6 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     options, folder = begin(Options, arguments, "bench projection")
-    for name in options.sizes:
-        choose(name, SIZES, "one of --sizes")
     rows, errors = [], []
     for name in options.sizes:
         instances = capture(SIZES[name], options.seed, max(options.batches))

@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 
 import torchcmdp as tc
 
-from ..program import Count, bar, begin, choose, one_thread, plus_minus, publish, table
-from . import median_seconds
+from ..program import Among, Count, bar, begin, one_thread, plus_minus, publish, table
+from . import BenchOptions, median_seconds
 
 WORLDS = ("frozen-lake", "taxi")
 # Seconds of CPU of an episode of one run before there were successor lists, and the aims.
@@ -25,7 +26,7 @@ WIDTH, ACTIONS, SLOTS = 8, 3, 3
 
 
 @dataclass
-class Options:
+class Options(BenchOptions):
     """Time episodes of WC-OPS on FrozenLake 8x8 with 50 steps and Taxi with 30 steps and its drawn start, one run, one core.
 
     Each is measured in a process of its own, for its peak memory: with successor lists, and without where that is asked for. Then
@@ -37,25 +38,19 @@ class Options:
       python -m train bench sizes --dense frozen-lake --episodes 50
     """
 
-    worlds: tuple[str, ...] = WORLDS  # Environments: frozen-lake, taxi.
-    dense: tuple[str, ...] = ("frozen-lake",)  # Which of them also without lists; taxi then takes 5 GB and minutes.
+    worlds: Annotated[tuple[str, ...], Among(WORLDS)] = WORLDS  # Environments: frozen-lake, taxi.
+    dense: Annotated[tuple[str, ...], Among(WORLDS)] = ("frozen-lake",)
+    """Which of them also without lists; taxi then takes 5 GB and minutes."""
     episodes: Count = 20  # Episodes of a measurement, after two that are not timed.
     layers: tuple[Count, ...] = (8, 16, 32, 64, 128)  # Layers of 8 states, 3 actions, 3 successors a pair; at least three sizes.
     successors: tuple[Count, ...] = (2, 4, 8, 16)  # Successors of a pair in 8 layers of 16 states, 3 actions; at least three sizes.
     repeats: Count = 5  # Measurements of each size; the intervals of the exponents are 95% over them.
-    seed: int = 0  # Of the instances and of all random numbers.
-    name: str = "bench"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     options, folder = begin(Options, arguments, "bench sizes")
-    for world in (*options.worlds, *options.dense):
-        choose(world, WORLDS, "an environment")
-    for name in ("layers", "successors"):
-        if len(set(getattr(options, name))) < 3:
-            raise tc.InvalidInput(f"--{name} has fewer than three sizes; a fit to the larger half needs at least three.")
+    options.check_sizes("layers", "successors")
     asked = [(world, dense) for world in options.worlds for dense in (False, True) if not dense or world in options.dense]
     rows = []
     for each in bar(asked, "environments", leave=False):

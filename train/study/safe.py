@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ from torchcmdp import plotting
 from torchcmdp.learners import LEARNERS
 from torchcmdp.metrics import is_unsafe
 
-from ..program import Count, Positive, bar, begin, choose, guarded, protection, publish, table
+from ..program import Among, Count, Positive, bar, begin, guarded, protection, publish, table
 from ..tune.evaluate import stage
 
 WIDTHS, ACTIONS, CONSTRAINTS, SEEDS = (1, 3, 3, 1), 3, 2, 80_000
@@ -48,8 +48,8 @@ class Options:
     episodes: Count = 10_000  # Episodes of every run; also the horizon.
     scales: tuple[Positive, ...] = (1.0,)  # Multiples of the theory's bonuses and radii.
     shares: tuple[Positive, ...] = (0.5,)  # Margins of the baseline, as shares of the Slater gap.
-    learners: tuple[str, ...] = SAFE  # By name.
-    rewards: tuple[str, ...] = REWARDS  # Where rewards come from.
+    learners: Annotated[tuple[str, ...], Among(SAFE)] = SAFE  # By name.
+    rewards: Annotated[tuple[str, ...], Among(REWARDS)] = REWARDS  # Where rewards come from.
     seed: int = 0  # Of all random numbers of the episodes.
     name: str = "study-safe"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
@@ -58,10 +58,6 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Play what is left and count; returns the exit code."""
     options, folder = begin(Options, arguments, "study safe")
-    for key in options.learners:
-        choose(key, SAFE, "one of --learners")
-    for kind in options.rewards:
-        choose(kind, REWARDS, "one of --rewards")
     jobs = [
         (key, kind, share, scale)
         for scale in options.scales
