@@ -99,7 +99,8 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         "torchcmdp.simulator.Simulator.rollout", "torchcmdp.nn.SafeOccupancy.forward",
             "train.paper.play_all", "train.paper.regimes.play_all",
         "train.tune.study.Work.run", "train.tune.horizons.evaluate", "train.tune.threshold.play",
-        "train.bench.imports.import_times", "train.bench.fuzz.wrong", "train.bench.env.player", "train.bench.sizes.in_own_process",
+        "train.bench.imports.import_times", "train.bench.fuzz.wrong", "train.bench.env.player",
+       "train.bench.sizes.multiprocessing.get_context",
         "train.bench.gpu._timed",
         "train.study.compare.Work.run", "train.study.alarms.count",
     ):  # fmt: skip

@@ -122,9 +122,8 @@ def main(arguments: Sequence[str]) -> int:
     size, names = _check_memory(options, cmdp), players(options, cmdp)
     leads, labels = process_rank() == 0, ", ".join(map(label_of, names))
     if leads:
-        print(
-            f"{labels}, {options.runs} runs of {options.episodes:,} episodes, about {size:.2g} GiB, into {folder}", file=sys.stderr
-        )
+        played = f"{options.runs} runs of {options.episodes:,} episodes"
+        print(f"{labels}, {played}, about {size:.2g} GiB, into {folder}", file=sys.stderr)
     results: dict[str, tc.RunResult] = {}
     with program.bar(None, label_of(names[0]), total=options.episodes * len(names), unit="ep", disable=not leads) as shown:
         for name in names:

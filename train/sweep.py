@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ import torchcmdp as tc
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.events import EVENTS, HALF_WIDTH, RunWriter
 from torchcmdp.learners import LEARNERS
+from torchcmdp.plotting.results import unbeaten
 
 from . import program
 from .program import Count, NotNegative, Positive, Share, plus_minus
@@ -154,10 +156,8 @@ def build(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: 
 
 def pareto_front(points: Tensor) -> list[int]:
     """Which of the points, `(n x 2)`, no other beats: none is at most as large in both and smaller in one; by the second column."""
-    no_worse = (points[:, None] <= points[None]).all(-1)
-    better = no_worse & (points[:, None] < points[None]).any(-1)
-    kept = (~better.any(0) & points.isfinite().all(-1)).nonzero().squeeze(-1).tolist()
-    return sorted(kept, key=lambda j: (float(points[j, 1]), float(points[j, 0])))
+    known = {j: (x, y) for j, (x, y) in enumerate(points.tolist()) if math.isfinite(x + y)}
+    return sorted(unbeaten(known), key=lambda j: known[j][::-1])
 
 
 def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.RunResult]) -> None:

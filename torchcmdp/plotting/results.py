@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 MEASURES = {
     "regret": "cumulative regret (reward)",
     "violation": "cumulative violation (cost)",
@@ -188,7 +189,7 @@ def _draw_shares(axes: Axes, results: Mapping[str, Any]) -> None:
     axes.grid(False, axis="y")
 
 
-def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:
+def unbeaten(points: Mapping[T, tuple[float, float]]) -> list[T]:
     """Those than which no other is at most as large in both and smaller in one."""
 
     def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:

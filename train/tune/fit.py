@@ -64,10 +64,9 @@ class Cells:
 
 def main(arguments: Sequence[str]) -> int:
     """Train and judge; returns the exit code."""
-    options, folder = begin(Options, arguments, "tune fit")
+    options, folder = begin(Options, arguments, "tune fit", {"updates": 4, "held_out": 2})
     cells = Cells()
     if options.quick:
-        options, folder = replace(options, updates=4, held_out=2), folder.with_name(f"{folder.name}-quick")
         cells = Cells(*(tuple(replace(x, horizon=min(x.horizon, 40) // 2) for x in part[:4]) for part in vars(cells).values()))
     if options.held_out < 2:
         raise tc.InvalidInput(f"--held-out is {options.held_out}; an interval over problems needs at least 2.")
@@ -91,10 +90,8 @@ def main(arguments: Sequence[str]) -> int:
 def settings(options: Options) -> dict[str, Any]:
     """All that both trainings and the judging depend on, but for the cells: the constants of the design and of the recipe."""
     names = ("START", "TRAIN_SEEDS", "TRAIN_COUNT", "BLOCK", "SIGMA", "RATE", "DECAY", "REACH", "WEIGHT")
-    recipe = {
-        **RECIPE,
-        **{name: getattr(value, "config", lambda v=value: v)() for name, value in practical_costs().settings().items()},
-    }
+    costs = {name: getattr(value, "config", lambda v=value: v)() for name, value in practical_costs().settings().items()}
+    recipe = {**RECIPE, **costs}
     return {"seed": options.seed, "updates": options.updates, **{n: getattr(design, n) for n in names}, "recipe": recipe, **RULES}
 
 

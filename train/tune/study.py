@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,9 +122,8 @@ class Work:
         methods = {"paper": PAPER, "tuned": found.scales, "random search": searched["best"]}
         horizons = (o.horizon, 10 * o.horizon)
         judged = {str(T): self.stage(f"held_out_{T}", methods, lambda T=T: self.judge(methods, T)) for T in horizons}
-        curves = self.stage(
-            "sensitivity", {**found.scales, "pairs": PAIRS}, lambda: sensitivity(self.study, found.scales, PAIRS, o.seed)
-        )
+        curved = partial(sensitivity, self.study, found.scales, PAIRS, o.seed)
+        curves = self.stage("sensitivity", {**found.scales, "pairs": PAIRS}, curved)
         front = self.front(found.scales, descent, judged[str(o.horizon)])
         plotting.save(self.folder / "sensitivity.png", sensitivity_figure(curves, note(self.study, PAIRS)))
         plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
@@ -135,12 +135,8 @@ class Work:
 
     def stage(self, name: str, extra: Mapping[str, Any], function: Any) -> Any:
         """What the function returns, kept in a file, so that an interrupted study does not do it again."""
-        return stage(
-            self.folder,
-            name,
-            {**self.config, "held_out": self.options.held_out, "box": BOX, "start": START, **RULES, "extra": extra},
-            function,
-        )
+        config = {**self.config, "held_out": self.options.held_out, "box": BOX, "start": START, **RULES, "extra": extra}
+        return stage(self.folder, name, config, function)
 
     def search(self, candidates: int, runs: int) -> dict[str, Any]:
         """The best of as many random candidates as the descent had steps."""
@@ -169,11 +165,8 @@ class Work:
     def report(self, command: str, methods: Mapping[str, Mapping[str, float]], judged: Mapping[str, Results], spent: int) -> str:
         """What a person reads."""
         kinds = self.held_out(self.options.horizon).kinds
-        found = table(
-            ["scale", *methods],
-            [[name, *(f"{scales[name]:.4g}" if name in scales else "1" for scales in methods.values())] for name in SCALES],
-            "constants",
-        )
+        points = [[name, *(f"{scales.get(name, 1):.4g}" for scales in methods.values())] for name in SCALES]
+        found = table(["scale", *methods], points, "constants")
         rows, claims = [], []
         for horizon, results in judged.items():
             rows += rows_of(results, kinds, int(horizon))

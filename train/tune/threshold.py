@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,15 +58,11 @@ def main(arguments: Sequence[str]) -> int:
     rows, plain = [], {}
     for size, kind, widths, label in bar(_cases(), "threshold"):
         horizon = options.horizon if size == "bandit" else options.layered_horizon
-        config = {"horizon": horizon, "instances": options.instances, "delta": options.delta, "seed": options.seed}
         scales = {**(PRACTICAL_SCALES if widths == "practical" else {}), **THRESHOLDS[label]}
         name = "_".join((size, kind, widths, label)).replace(" ", "_").replace("'", "")
-        found = stage(
-            folder,
-            name,
-            {**config, "scales": scales, "size": SIZES[size], **RULES},
-            lambda s=size, k=kind, x=scales, T=horizon: play(options, s, k, x, T),
-        )
+        config = {"horizon": horizon, "instances": options.instances, "delta": options.delta, "seed": options.seed, **RULES}
+        work = partial(play, options, size, kind, scales, horizon)
+        found = stage(folder, name, {**config, "scales": scales, "size": SIZES[size]}, work)
         if label == "plain mean":
             plain[size, kind] = found
         rows.append([size, f"{horizon:,}", kind, widths, label, *summary(found, plain.get((size, kind)))])
