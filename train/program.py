@@ -8,6 +8,7 @@ import difflib
 import importlib
 import inspect
 import io
+import itertools
 import json
 import math
 import os
@@ -228,14 +229,9 @@ def _complain(options: type, arguments: Sequence[str], message: str, prog: str) 
 
 def _given(arguments: Sequence[str], option: str) -> str:
     """The values that followed an option, in words."""
-    values: list[str] = []
-    for j, token in enumerate(arguments):
-        if token.startswith(f"{option}="):
-            values = [token.partition("=")[2]]
-        elif token == option:
-            rest = list(arguments[j + 1 :])
-            end = next((i for i, value in enumerate(rest) if value.startswith("--")), len(rest))
-            values = rest[:end]
+    tokens = [part for token in arguments for part in (token.split("=", 1) if token.startswith("--") else [token])]
+    after = tokens[tokens.index(option) + 1 :] if option in tokens else []
+    values = list(itertools.takewhile(lambda value: not value.startswith("--"), after))
     return repr(" ".join(values)) if values else "no value"
 
 

@@ -15,13 +15,7 @@ from torchcmdp.tuning.study import Study
 
 
 class Fresh:
-    """Every step plays whole runs of its own.
-
-    Args:
-        study, names, repeats: As in `Estimator.samples`.
-        how: The estimator.
-        seed: Step j uses seed + j.
-    """
+    """Every step plays whole runs of its own, step j with seed + j, for the samples of an estimator."""
 
     def __init__(self, study: Study, names: tuple[str, ...], how: Estimator, repeats: int, seed: int) -> None:
         self.study, self.names, self.how, self.repeats, self.seed = study, names, how, repeats, seed
