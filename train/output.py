@@ -177,14 +177,6 @@ def _for_terminal(text: str) -> str:
     return "\n".join(map(plain, text.split("\n")))
 
 
-def board(folder: Path, figures: Mapping[str, Figure], texts: Mapping[str, str], step: int) -> None:
-    """What belongs to an experiment and to none of its learners, in TensorBoard: figures and words."""
-    writer = writer_of(folder)
-    writer.texts(texts)
-    writer.images(figures, step)
-    writer.flush()
-
-
 def writer_of(folder: Path) -> RunWriter:
     """TensorBoard events in place of those of an earlier call, which would show twice."""
     for old in folder.glob(EVENTS):

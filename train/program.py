@@ -33,7 +33,6 @@ from torchcmdp.planning import slater_gap
 # what programs say comes from here as well, so that they know of one place
 from .output import (  # noqa: F401
     bar,
-    board,
     collect,
     forget_tables,
     interrupted,

@@ -177,7 +177,10 @@ def _report(options: Options, folder: Path, results: dict[str, tc.RunResult], cm
     program.publish(path, text, f"Pictures, also as PDF: {pictures}\n{advice}", figures)
     settings = "\n".join(f"| {field.name} | `{getattr(options, field.name)}` |" for field in fields(options))
     about = f"{words}\n\n| option | value |\n|---|---|\n{settings}"
-    program.board(folder, figures, {"About this experiment": about}, int(next(iter(results.values())).episodes[-1]))
+    writer = program.writer_of(folder)  # what belongs to the experiment and to none of its learners
+    writer.texts({"About this experiment": about})
+    writer.images(figures, int(next(iter(results.values())).episodes[-1]))
+    writer.flush()
 
 
 def _about(options: Options, cmdp: tc.LayeredCMDP) -> str:

@@ -55,9 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     options, folder = begin(Options, arguments, "shield")
     cmdp = tc.random_cmdp(seed=options.seed)
     curves = {method: train(method, cmdp, options, folder / method) for method in METHODS}
-    panels = [panel(curves, tag) for tag in ("Metrics/EpRet", "Violation/positive")]
     where = f"Curves: {folder / 'shield.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
-    publish(folder / "shield.md", report(curves, cmdp), where, plotting.draw(panels))
+    publish(folder / "shield.md", report(curves, cmdp), where, plotting.draw(panels(curves)))
     return 0
 
 
@@ -89,19 +88,18 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
     return learn(network, options, POINTS, method, folder, play, each=batch)
 
 
-def panel(curves: dict[str, Curves], tag: str) -> plotting.Panel:
-    """What the three earned, or how unsafe they were, over the episodes played."""
-    means = {name: float(curve[tag].mean()) for name, curve in curves.items()}
-    best = max(means, key=lambda name: means[name]) if tag == "Metrics/EpRet" else min(means, key=lambda name: means[name])
-    label, finding = {
-        "Metrics/EpRet": ("expected reward an episode", f"While training {best} earns most, {means[best]:.2f} an episode"),
-        "Violation/positive": (
-            "violation an episode (cost)",
-            f"While training {best} violates least, {means[best]:.2g} an episode",
-        ),
-    }[tag]
-    values = {name: (curve.steps, curve[tag]) for name, curve in curves.items()}
-    return plotting.Panel(values, label, finding, xlabel="episodes played by each network")
+def panels(curves: dict[str, Curves]) -> list[plotting.Panel]:
+    """What the three earned, and how unsafe they were, over the episodes played."""
+    drawn = []
+    for tag, pick, label, words in (
+        ("Metrics/EpRet", max, "expected reward an episode", "earns most, {:.2f}"),
+        ("Violation/positive", min, "violation an episode (cost)", "violates least, {:.2g}"),
+    ):
+        best, mean = pick(((name, float(curve[tag].mean())) for name, curve in curves.items()), key=lambda pair: pair[1])
+        values = {name: (curve.steps, curve[tag]) for name, curve in curves.items()}
+        finding = f"While training {best} {words.format(mean)} an episode"
+        drawn.append(plotting.Panel(values, label, finding, xlabel="episodes played by each network"))
+    return drawn
 
 
 def reinforce(policy: Tensor, trajectory: tc.Trajectory) -> Tensor:

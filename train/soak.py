@@ -105,7 +105,9 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
         cmdps = tc.LayeredCMDP(cmdps.layout, *(x[room] for x in (cmdps.transitions, cmdps.rewards, cmdps.costs)))
     runs = len(cmdps.transitions)
     env = tc.Simulator(cmdps, tc.Bernoulli(cmdps.rewards), tc.Bernoulli(cmdps.costs, low=-1), runs=runs, seed=options.seed)
-    learner = make(name, cmdps, options)
+    settings: dict[str, Any] = dict.fromkeys({"bonus_scale", "radius_scale"} & settings_of(name), options.scale)
+    settings |= {"dtype": cmdps.dtype, "device": cmdps.device, **protection(name, cmdps, 0.5, seed=options.seed)}
+    learner = tc.LEARNERS[name](cmdps.layout, cmdps.constraints, options.episodes, runs=runs, **settings)
     tracker, sums = tc.Tracker(env), {}
     broken = torch.zeros((), dtype=torch.int64, device=cmdps.device)
     try:
@@ -134,13 +136,6 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     tally.counts = {name: int(sums[tag][1].sum()) for name in COUNTED if (tag := f"Solver/{name}") in sums}
     tally.seconds = time.perf_counter() - start
     return tally
-
-
-def make(name: str, cmdps: tc.LayeredCMDP, options: Options) -> tc.Learner:
-    """The learner of that name, with bonuses and widths at a scale where it has them."""
-    settings: dict[str, Any] = dict.fromkeys({"bonus_scale", "radius_scale"} & settings_of(name), options.scale)
-    settings |= {"dtype": cmdps.dtype, "device": cmdps.device, **protection(name, cmdps, 0.5, seed=options.seed)}
-    return tc.LEARNERS[name](cmdps.layout, cmdps.constraints, options.episodes, runs=len(cmdps.transitions), **settings)
 
 
 def report(tallies: dict[str, Tally]) -> str:

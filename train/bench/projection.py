@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 import cvxpy as cp
@@ -160,10 +160,13 @@ def rival(instances: Instances, name: str) -> Tensor:
     return solve_layer(instances.safe_set, DEFAULT_CAP, options["solver"], args, instances.log_target)[0]
 
 
+compiled_problem = cache(build_problem)
+
+
 def clarabel(instances: Instances) -> None:
     """Clarabel through cvxpy, one instance after the other, with the compiled problem kept."""
     layout, m = instances.safe_set.layout, instances.safe_set.constraints
-    problem, parameters, _ = _clarabel_problem(layout, m)
+    problem, parameters, _ = compiled_problem(layout, m, DEFAULT_CAP)
     real = layout.transition_mask()
     several = real & (layout.next_widths() > 1).unsqueeze(-1)
     for j in range(len(instances.log_target)):
@@ -173,18 +176,6 @@ def clarabel(instances: Instances) -> None:
         for parameter, value in zip(parameters, values, strict=True):
             parameter.value = value.numpy()
         problem.solve(solver=cp.CLARABEL)
-
-
-@cache
-def _clarabel_problem(layout: tc.Layout, constraints: int) -> Any:
-    return build_problem(layout, constraints, DEFAULT_CAP)
-
-
-def with_backward(solve: Callable[[Instances], Tensor], instances: Instances) -> Callable[[], object]:
-    """Solve, and pull a fixed cotangent back to every input."""
-    part = instances.changed(lambda tensor: tensor.clone().requires_grad_())
-    cotangent = torch.linspace(0, 1, part.log_target.numel(), dtype=torch.float64).view_as(part.log_target)
-    return lambda: torch.autograd.grad(solve(part), part.tensors, cotangent)
 
 
 def error(result: tc.ProjectionResult) -> str:
@@ -202,10 +193,12 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
         def timed(
             solve: Callable[[Instances], Any], count: int, least: int = 3, budget: float = seconds, mode: str = mode
         ) -> float:
-            part = instances.take(torch.arange(count))
-            work = partial(solve, part) if mode == "forward" else with_backward(solve, part)
-            with torch.set_grad_enabled(mode != "forward"):
-                return 1e3 * median_seconds(work, least, budget) / count
+            part, backward = instances.take(torch.arange(count)), mode != "forward"
+            part = part.changed(lambda tensor: tensor.requires_grad_(backward))
+            cotangent = torch.linspace(0, 1, part.log_target.numel(), dtype=torch.float64).view_as(part.log_target)
+            pulled = lambda: torch.autograd.grad(solve(part), part.tensors, cotangent)  # noqa: E731
+            with torch.set_grad_enabled(backward):
+                return 1e3 * median_seconds(pulled if backward else lambda: solve(part), least, budget) / count
 
         for backend in ("compiled", "torch"):
             row[backend] = timed(lambda part, backend=backend: ours(part, backend).occupancy, batch)  # type: ignore[misc]

@@ -70,7 +70,11 @@ def main(arguments: Sequence[str]) -> int:
         cells = Cells(*(tuple(replace(x, horizon=min(x.horizon, 40) // 2) for x in part[:4]) for part in vars(cells).values()))
     if options.held_out < 2:
         raise tc.InvalidInput(f"--held-out is {options.held_out}; an interval over problems needs at least 2.")
-    trained = {name: trained_map(options, cells, folder, name) for name in (FIXED, FITTED)}
+    trained = {}
+    for name in (FIXED, FITTED):  # the map, and with slopes that stay zero one set of constants for all
+        config = {**settings(options), "cells": [asdict(cell) for cell in cells.training], "follow": name == FITTED}
+        found = stage(folder, name.replace(" ", "_"), config, lambda x=name: train(options, cells.training, x).plain())
+        trained[name] = Follow.of(found)
     groups = {"outside": (cells.held_out, design.JUDGE_SEEDS), "inside": (cells.training, design.INSIDE_SEEDS)}
     trial = 50 if options.quick else 0  # which does not look at the problems that are judged on
     judged: dict[str, list[Judged]] = {}
@@ -93,13 +97,6 @@ def settings(options: Options) -> dict[str, Any]:
     costs = {name: getattr(value, "config", lambda v=value: v)() for name, value in practical_costs().settings().items()}
     recipe = {**RECIPE, **costs}
     return {"seed": options.seed, "updates": options.updates, **{n: getattr(design, n) for n in names}, "recipe": recipe, **RULES}
-
-
-def trained_map(options: Options, cells: Cells, folder: Path, name: str) -> Follow:
-    """The map, or with slopes that stay zero one set of constants for all."""
-    config = {**settings(options), "cells": [asdict(cell) for cell in cells.training], "follow": name == FITTED}
-    found = stage(folder, name.replace(" ", "_"), config, lambda: train(options, cells.training, name).plain())
-    return Follow.of(found)
 
 
 def train(options: Options, cells: Sequence[Cell], name: str) -> Follow:
@@ -199,14 +196,11 @@ def report(options: Options, cells: Cells, trained: Mapping[str, Follow], judged
         [str(cell), *(plus_minus(*difference([found], FITTED, rival, "objective"), ",.3f") for rival in (TODAY, FIXED))]
         for cell, found in zip(cells.held_out, judged["outside"], strict=True)
     ]
-    words = (
-        f"{options.held_out} problems of each of {len(cells.held_out)} held-out cells, 95% intervals over problems, paired; an "
-        f"episode; the objective is regret + {design.WEIGHT:g} x positive violation; {options.updates} updates."
-    )
     return "\n\n".join(
         [
             f"{finding(judged['outside'])}.",
-            words,
+            f"{options.held_out} problems of each of {len(cells.held_out)} held-out cells, 95% intervals over problems, paired; an "
+            f"episode; the objective is regret + {design.WEIGHT:g} x positive violation; {options.updates} updates.",
             table(["problems", "difference", *MEASURES], apart, "differences"),
             table(["held-out cell", f"fitted - {TODAY}", f"fitted - {FIXED}"], each, "cells"),
             table(["constants", *design.START], constants, "constants"),

@@ -56,7 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run both experiments; returns the exit code."""
     options, folder = begin(Options, arguments, "tune threshold")
     rows, plain = [], {}
-    for size, kind, widths, label in bar(_cases(), "threshold"):
+    # for each size the premise, then what is compared: kind of costs, widths, threshold
+    premise = [("paper", "empirical threshold"), ("practical", "empirical threshold"), ("practical", "tuned threshold")]
+    cases = [("stochastic", *case) for case in premise] + [("adversarial", "practical", label) for label in THRESHOLDS]
+    for size, kind, widths, label in bar([(size, *case) for size in SIZES for case in cases], "threshold"):
         horizon = options.horizon if size == "bandit" else options.layered_horizon
         scales = {**(PRACTICAL_SCALES if widths == "practical" else {}), **THRESHOLDS[label]}
         name = "_".join((size, kind, widths, label)).replace(" ", "_").replace("'", "")
@@ -69,13 +72,6 @@ def main(arguments: Sequence[str]) -> int:
     header = ["instances", "episodes", "costs", "widths", "threshold", "Gamma > 0", "instances above 1%", *MEASURED]
     publish(folder / "report.md", table([*header, "less the plain mean's"], rows))
     return 0
-
-
-def _cases() -> Sequence[tuple[str, str, str, str]]:
-    """For each size the premise, then what is compared: size, kind of costs, widths, threshold."""
-    premise = [("paper", "empirical threshold"), ("practical", "empirical threshold"), ("practical", "tuned threshold")]
-    cases = [("stochastic", *case) for case in premise] + [("adversarial", "practical", label) for label in THRESHOLDS]
-    return [(size, *case) for size in SIZES for case in cases]
 
 
 def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon: int) -> dict[str, list[float]]:
