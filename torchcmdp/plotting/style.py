@@ -188,25 +188,16 @@ def _halo() -> list[Any]:
 
 
 def _apart(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """The nearest places, in the same order, at which things so high do not overlap: blocks that touch are merged and centred."""
-    order = sorted(range(len(wanted)), key=lambda j: wanted[j])
-    blocks: list[tuple[list[int], float]] = []  # members from below, and their common centre
-    for j in order:
-        members, centre = [j], wanted[j]
-        while blocks:
-            below, middle = blocks[-1]
-            if middle + sum(heights[i] for i in below) / 2 <= centre - sum(heights[i] for i in members) / 2:
-                break
-            blocks.pop()
-            members = below + members
-            centre = sum(wanted[i] for i in members) / len(members)
-        blocks.append((members, centre))
-    places, low = [0.0] * len(wanted), 0.0  # nothing below zero, where the ticks are
-    for members, centre in blocks:
-        low = max(low, centre - sum(heights[i] for i in members) / 2)
-        for i in members:
-            places[i], low = low + heights[i] / 2, low + heights[i]
-    return places
+    """The nearest places, in the same order, at which things so high do not overlap; none below zero, where the ticks are."""
+    order, n = np.argsort(wanted, kind="stable"), len(wanted)
+    high = np.asarray(heights)[order]
+    stacked = np.cumsum(high) - high / 2  # with no room between them
+    room = np.asarray(wanted)[order] - stacked  # it must not fall: isotonic regression, by its formula
+    places = np.empty(n)
+    places[order] = stacked + [
+        max(0.0, *(min(room[i : k + 1].mean() for k in range(j, n)) for i in range(j + 1))) for j in range(n)
+    ]
+    return [float(place) for place in places]
 
 
 def _inches(axes: Axes) -> tuple[float, float]:
