@@ -193,10 +193,9 @@ def _apart(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
     high = np.asarray(heights)[order]
     stacked = np.cumsum(high) - high / 2  # with no room between them
     room = np.asarray(wanted)[order] - stacked  # it must not fall: isotonic regression, by its formula
+    risen = [max(0.0, *(min(room[i : k + 1].mean() for k in range(j, n)) for i in range(j + 1))) for j in range(n)]
     places = np.empty(n)
-    places[order] = stacked + [
-        max(0.0, *(min(room[i : k + 1].mean() for k in range(j, n)) for i in range(j + 1))) for j in range(n)
-    ]
+    places[order] = stacked + risen
     return [float(place) for place in places]
 
 
