@@ -308,7 +308,7 @@ def test_help_lists_the_commands(capsys):
             main(arguments)
         out = capsys.readouterr().out
         assert end.value.code == 0 and "--seed" in out
-        listed = all(f"  {name:<12}{command.purpose}" in out for name, command in COMMANDS.items())
+        listed = all(f"  {name:<12}{purpose}" in out for name, purpose in COMMANDS.items())
         assert listed == (len(arguments) == 1)
     assert "--repeats" in out  # of bench scale
     assert main(["--version"]) == 0 and capsys.readouterr().out == f"torchcmdp {tc.__version__}\n"
