@@ -360,14 +360,13 @@ def play_split(
     make: Callable[[int, int], tuple[Learner, tc.Simulator]], runs: int, episodes: int, folder: Path, shown: Any, **options: Any
 ) -> tc.RunResult:
     """`run_split` that moves a bar over the episodes of several runs, from where it stands; `shown` is None where there is none."""
-    made: list[tc.Simulator] = []
+    made: list[tuple[Learner, tc.Simulator]] = []
 
     def remembered(count: int, first: int) -> tuple[Learner, tc.Simulator]:
-        learner, env = make(count, first)
-        made[:] = [env]
-        return learner, env
+        made[:] = [make(count, first)]
+        return made[0]
 
-    tell = None if shown is None else watch(shown, int(shown.n), lambda: made[0].episode if made else 0)
+    tell = None if shown is None else watch(shown, int(shown.n), lambda: made[0][1].episode if made else 0)
     return tc.run_split(remembered, runs, episodes, folder, progress=False, images=False, on_progress=tell, **options)
 
 

@@ -129,11 +129,9 @@ def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: i
     place = folder / "chunks" / f"{first}-{first + runs - 1}"
     leads, how = process_rank() == 0, {"fresh": options.fresh, "log_every": max(1, options.episodes // POINTS)}
 
-    def make(count: int, offset: int) -> tuple[tc.Learner, tc.Simulator]:
-        return build(options, cmdp, grid, first + offset, count)
-
     label = f"runs {first} to {first + runs - 1}"
     with program.bar(None, label, total=options.episodes, unit="ep", disable=not leads) as shown:
+        make = lambda count, offset: build(options, cmdp, grid, first + offset, count)  # noqa: E731
         result = program.play_split(make, runs, options.episodes, place, shown if leads else None, **how)
     if result.completed and leads:  # in TensorBoard the mean over different settings means nothing
         for file in place.glob(EVENTS):

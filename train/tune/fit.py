@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,10 +79,12 @@ def main(arguments: Sequence[str]) -> int:
     trial = 50 if options.quick else 0  # which does not look at the problems that are judged on
     judged: dict[str, list[Judged]] = {}
     for where, (chosen, first) in groups.items():
-        judged[where] = [
-            judged_cell(options, folder, f"{where}_{j}", cell, first + 100 * j + trial, trained)
-            for j, cell in enumerate(program.bar(chosen, f"judging {where}"))
-        ]
+        judged[where] = []
+        for j, cell in enumerate(program.bar(chosen, f"judging {where}")):
+            points = {TODAY: dict(design.START), **{key: follow.scales(cell.features) for key, follow in trained.items()}}
+            work = partial(judge, options, cell, first + 100 * j + trial, points)
+            config = {**settings(options), "cell": asdict(cell), "first": first + 100 * j + trial, "points": points}
+            judged[where].append(stage(folder, f"{where}_{j}", {**config, "held_out": options.held_out}, work))
     folder.mkdir(parents=True, exist_ok=True)
     trained[FITTED].save(folder / "fitted.json")
     write_table(folder / "fit.csv", rows_of(groups, judged))
@@ -133,15 +135,8 @@ def gradient(follow: Follow, seen: Tensor, studies: Sequence[Study], seed: int) 
     return offset, slopes
 
 
-def judged_cell(options: Options, folder: Path, name: str, cell: Cell, first: int, trained: Mapping[str, Follow]) -> Judged:
-    """All methods on the problems of a cell, each instance once and with the same random numbers for all."""
-    points = {TODAY: dict(design.START), **{key: follow.scales(cell.features) for key, follow in trained.items()}}
-    config = {**settings(options), "cell": asdict(cell), "first": first, "held_out": options.held_out, "points": points}
-    return dict(stage(folder, name, config, lambda: judge(options, cell, first, points)))
-
-
 def judge(options: Options, cell: Cell, first: int, points: Mapping[str, Mapping[str, float]]) -> Judged:
-    """As `judged_cell`, played."""
+    """All methods on the problems of a cell, each instance once and with the same random numbers for all."""
     study = cell.study(range(first, first + options.held_out), design.WEIGHT)
     played = play_all(study, list(points.values()), 77_000 + options.seed, distinct_runs=study.instances)
     regret, violation = (played.parts / cell.horizon).unbind(-1)
