@@ -229,8 +229,8 @@ def _complain(options: type, arguments: Sequence[str], message: str, prog: str) 
 def _given(arguments: Sequence[str], option: str) -> str:
     """The values that followed an option, in words."""
     tokens = [part for token in arguments for part in (token.split("=", 1) if token.startswith("--") else [token])]
-    after = tokens[tokens.index(option) + 1 :] if option in tokens else []
-    values = list(itertools.takewhile(lambda value: not value.startswith("--"), after))
+    last = max((j for j, token in enumerate(tokens) if token == option), default=len(tokens))
+    values = list(itertools.takewhile(lambda value: not value.startswith("--"), tokens[last + 1 :]))
     return repr(" ".join(values)) if values else "no value"
 
 

@@ -74,8 +74,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     options, folder = begin(Options, arguments, "bench gpu")
     Layout(options.widths, options.actions)  # refused here, and not after the other kernels have been compiled
-    if importlib.util.find_spec("numba_cuda") is None:
-        raise InvalidInput(MISSING)
     publish(folder / "gpu.md", _static(options) if options.static else _timed(options))
     return 0
 
@@ -109,6 +107,8 @@ def launched(name: str, options: Options, batch: int = 4) -> tuple[Any, tuple[An
 
 
 def _static(options: Options) -> str:
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise InvalidInput(MISSING)
     from torchcmdp.kernels import cuda
 
     if cuda.simulated():
@@ -216,6 +216,8 @@ def _counted(options: Options) -> Iterator[list[str]]:
 
 def _timed(options: Options) -> str:
     """Microseconds an instance, or a run and episode, on the GPU and on the CPU."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise InvalidInput(MISSING)
     from torchcmdp.kernels import cuda
 
     if not torch.cuda.is_available() or cuda.simulated() or not cuda.usable():
