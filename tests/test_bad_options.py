@@ -20,10 +20,10 @@ import torch
 import torchcmdp as tc
 from torchcmdp.run.session import Session
 from train.__main__ import COMMANDS, main
-from train.bench import BENCHMARKS
+from train.bench import PARTS as BENCHMARKS
 from train.program import bar, in_options, spelled, watch
-from train.study import STUDIES as COMPARISONS
-from train.tune import STUDIES
+from train.study import PARTS as COMPARISONS
+from train.tune import PARTS as STUDIES
 
 ROOT = Path(__file__).parents[1]
 PARTS = {"bench": BENCHMARKS, "tune": STUDIES, "study": COMPARISONS}
@@ -36,8 +36,7 @@ def programs() -> Iterator[tuple[str, ...]]:
 
 
 def module_of(program: tuple[str, ...]) -> Any:
-    command = PARTS[program[0]][program[1]] if len(program) > 1 else COMMANDS[program[0]]
-    return importlib.import_module(command.module)
+    return importlib.import_module(".".join(["train", *program]))
 
 
 BY_NAME: dict[str, list[list[str]]] = {
@@ -100,7 +99,8 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         "torchcmdp.simulator.Simulator.rollout", "torchcmdp.nn.SafeOccupancy.forward",
             "train.paper.play_all", "train.paper.regimes.play_all",
         "train.tune.study.Work.run", "train.tune.horizons.evaluate", "train.tune.threshold.play",
-        "train.bench.imports.import_times", "train.bench.fuzz.wrong", "train.bench.env.player", "train.bench.sizes.in_own_process",
+        "train.bench.imports.import_times", "train.bench.fuzz.wrong", "train.bench.env.player",
+       "train.bench.sizes.multiprocessing.get_context",
         "train.bench.gpu._timed",
         "train.study.compare.Work.run", "train.study.alarms.count",
     ):  # fmt: skip
@@ -240,14 +240,14 @@ def test_every_command_has_help_with_an_example_and_a_word_on_every_option(capsy
     [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 TB"), OSError(28, "No space left on device", "x")],
 )
 def test_a_full_machine_gets_one_sentence(error, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("train.main_job.make_cmdp", lambda _: (_ for _ in ()).throw(error))
+    monkeypatch.setattr("train.run.make_cmdp", lambda _: (_ for _ in ()).throw(error))
     assert main(["--logdir", str(tmp_path)]) == 2
     complaint = capsys.readouterr().err
     assert ("No space left" if isinstance(error, OSError) else "not enough memory") in complaint and complaint.count("\n") == 1
 
 
 def test_a_mistake_of_ours_is_not_hidden(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("train.main_job.make_cmdp", lambda _: (_ for _ in ()).throw(RuntimeError("a bug")))
+    monkeypatch.setattr("train.run.make_cmdp", lambda _: (_ for _ in ()).throw(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         main(["--logdir", str(tmp_path)])
 

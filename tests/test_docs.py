@@ -13,10 +13,10 @@ import torch
 
 import torchcmdp
 from train.__main__ import COMMANDS, MAIN_JOB
-from train.bench import BENCHMARKS
-from train.main_job import COMPARED
-from train.study import STUDIES as COMPARISONS
-from train.tune import STUDIES
+from train.bench import PARTS as BENCHMARKS
+from train.run import COMPARED
+from train.study import PARTS as COMPARISONS
+from train.tune import PARTS as STUDIES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -122,13 +122,14 @@ def test_command_lines_name_commands_and_options_that_exist(page, line):
     if name in ("help", "COMMAND"):
         return
     assert name in COMMANDS, line
-    command, parts = COMMANDS[name], {"bench": BENCHMARKS, "tune": STUDIES, "study": COMPARISONS}.get(name, {})
+    parts = {"bench": BENCHMARKS, "tune": STUDIES, "study": COMPARISONS}.get(name, {})
+    path = ["train", name]
     if parts and len(words) > 1 and not words[1].startswith("-"):
         assert words[1] in parts, line
-        command = parts[words[1]]
-    alone = {"tune": "study", "study": "compare"}  # what these do without a part's name
-    part = parts[alone[name]] if name in alone and command not in parts.values() else command
-    module = importlib.import_module(part.module)
+        path.append(words[1])
+    elif alone := {"tune": "study", "study": "compare"}.get(name):  # what these do without a part's name
+        path.append(alone)
+    module = importlib.import_module(".".join(path))
     for option in re.findall(r"--([a-z-]+)", line):
         assert option in ("help", "version") or option.replace("-", "_") in module.Options.__dataclass_fields__, option
 

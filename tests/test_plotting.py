@@ -13,26 +13,8 @@ from matplotlib.text import Text
 
 from torchcmdp.errors import InvalidInput
 from torchcmdp.learners import LEARNERS
-from torchcmdp.plotting import (
-    COLOURS,
-    GREY,
-    PALETTE,
-    SMALL,
-    Panel,
-    balance,
-    blank,
-    draw,
-    figures,
-    growth_panels,
-    learner_of,
-    looks,
-    name_points,
-    overview,
-    panels,
-    plot_curves,
-    save,
-)
-from torchcmdp.plotting.style import fill
+from torchcmdp.plotting import Panel, balance, draw, figures, growth_panels, overview, panels, plot_curves, save
+from torchcmdp.plotting.style import COLOURS, GREY, PALETTE, SMALL, blank, fill, learner_of, looks, name_points
 
 EPISODES = np.arange(10, 1010, 10)
 VALUES = np.sqrt(EPISODES) * np.array([[1.0], [2.0], [3.0]])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchcmdp as tc
-from torchcmdp.plotting import COLOURS
+from torchcmdp.plotting.style import COLOURS
 from train.__main__ import main
 from train.study import design
 from train.study.report import _mark, dominates, undominated, wilson

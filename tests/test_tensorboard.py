@@ -144,7 +144,6 @@ def test_the_figures_are_images(tmp_path):
 def test_a_single_run_has_a_band_of_no_width(tmp_path):
     writer = RunWriter(tmp_path)
     writer.point(3, {"Regret/cumulative": 2.0, "Regret/cumulative/ci95": float("nan")})
-    writer.close()
     assert [read(tmp_path).Scalars(tag)[0].value for tag in band_tags("Regret/cumulative")] == [2.0, 2.0, 2.0]
 
 

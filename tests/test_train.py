@@ -20,8 +20,8 @@ import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
 from torchcmdp.planning import slater_gap
 from train.__main__ import COMMANDS, main
-from train.main_job import COMPARED, PRACTICAL, Options, build, label_of, make_cmdp, players
 from train.program import settings_of
+from train.run import COMPARED, PRACTICAL, Options, build, label_of, make_cmdp, players
 from train.verdict import ranking, sentences
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def test_s_ops_is_given_the_declared_baseline_and_sits_out_where_there_is_none(t
 
 def test_a_learner_is_added_to_an_experiment_that_was_finished_without_it(tmp_path, capsys, monkeypatch):
     """As by those who update: what the others played stays."""
-    monkeypatch.setattr("train.main_job.COMPARED", COMPARED[:-1])
+    monkeypatch.setattr("train.run.COMPARED", COMPARED[:-1])
     assert main([*SMALL, "--logdir", str(tmp_path)]) == 0
     stamp = (tmp_path / "main" / "wc-ops" / "checkpoint.pt").stat().st_mtime_ns
     monkeypatch.undo()
@@ -308,15 +308,15 @@ def test_help_lists_the_commands(capsys):
             main(arguments)
         out = capsys.readouterr().out
         assert end.value.code == 0 and "--seed" in out
-        listed = all(f"  {name:<12}{command.purpose}" in out for name, command in COMMANDS.items())
+        listed = all(f"  {name:<12}{purpose}" in out for name, purpose in COMMANDS.items())
         assert listed == (len(arguments) == 1)
     assert "--repeats" in out  # of bench scale
     assert main(["--version"]) == 0 and capsys.readouterr().out == f"torchcmdp {tc.__version__}\n"
 
 
 def test_every_command_is_a_module_with_a_main():
-    for command in COMMANDS.values():
-        assert callable(importlib.import_module(command.module).main)
+    for command in COMMANDS:
+        assert callable(importlib.import_module(f"train.{command}").main)
 
 
 def test_programs_leave_the_threads_as_they_were(tmp_path, capsys, monkeypatch):

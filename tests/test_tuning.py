@@ -25,7 +25,7 @@ from torchcmdp.tuning import (
     reverse_derivative,
     run_derivatives,
 )
-from torchcmdp.tuning.study import FEEDBACKS, _Baseline
+from torchcmdp.tuning.study import FEEDBACKS, _of_others
 
 ROOT = Path(__file__).parents[1]
 CMDPS = [tc.random_cmdp((1, 2, 2, 1), 2, 1, seed=seed) for seed in range(2)]
@@ -210,7 +210,7 @@ def test_forward_mode_needs_no_more_memory_for_ten_times_the_horizon() -> None:
 
 def test_the_baseline_is_the_mean_of_the_others_of_the_group() -> None:
     values = torch.tensor([[1.0], [2.0], [6.0], [5.0], [7.0]], dtype=torch.float64)
-    found = _Baseline(torch.tensor([4, 4, 4, 9, 7]))(values).squeeze(-1)
+    found = _of_others(values, torch.tensor([1, 1, 1, 2, 0])).squeeze(-1)
     assert found.tolist() == [4.0, 3.5, 1.5, 0.0, 0.0]
 
 

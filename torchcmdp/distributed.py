@@ -38,16 +38,12 @@ def local_device(name: str) -> str:
 
 
 class Crew:
-    """The processes that share a batch, each with consecutive runs of its own.
+    """The processes that share a batch, each with consecutive runs of its own; or this one `alone`, whoever else there is.
 
     Attributes:
         rank, size: Which process this is, of how many.
         runs: Of all processes.
         first_run, own_runs: Which of them this one plays.
-
-    Args:
-        runs: As above.
-        alone: Let this process play all of them, whoever else there is.
     """
 
     def __init__(self, runs: int, *, alone: bool = False) -> None:
@@ -114,8 +110,7 @@ class Crew:
         """The state of all runs as those of each process's runs."""
         if self.size == 1:
             return [state]
-        starts = [sum(self._counts[:rank]) for rank in range(self.size)]
-        return [_part(state, axes, start, count) for start, count in zip(starts, self._counts, strict=True)]
+        return [_part(state, axes, sum(self._counts[:rank]), count) for rank, count in enumerate(self._counts)]
 
     @contextmanager
     def _connection(self) -> Iterator[None]:

@@ -68,13 +68,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class RunWriter:
-    """Writes the event file of one run.
+    """Writes the event file of one run into its folder, created if need be: one TensorBoard sub-run.
 
-    Nothing is written behind the caller's back: a full disk is met here, and after every point the file holds it.
-
-    Args:
-        folder: The run's folder, created if need be: one TensorBoard sub-run.
-        anew: The file repeats what an older one holds, which a TensorBoard that is looking on must forget.
+    Nothing is written behind the caller's back: a full disk is met here, and after every point the file holds it. One made `anew`
+    repeats what an older one holds, which a TensorBoard that is looking on must forget.
     """
 
     def __init__(self, folder: str | os.PathLike[str], anew: bool = False) -> None:
@@ -161,10 +158,6 @@ class RunWriter:
         self._new = False
         self._buffer.seek(0)
         self._buffer.truncate()
-
-    def close(self) -> None:
-        """Write what is left."""
-        self.flush()
 
     def _event(self, *, wall_time: float | None = None, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -28,13 +28,9 @@ ADVICE = "take another folder (--name), or start over with fresh=True (--fresh)"
 
 
 class RunFolder:
-    """The folder of one run. Only one process may use it at a time.
+    """The folder of one run, created if need be; `fresh` forgets what it holds. Only one process may use it at a time.
 
     Whatever a process that dies leaves behind, the checkpoint is whole: `begin` makes the other files again from what it holds.
-
-    Args:
-        path: Where; created if need be.
-        fresh: Forget what it holds.
     """
 
     def __init__(self, path: Path, fresh: bool = False) -> None:
@@ -51,9 +47,7 @@ class RunFolder:
     def checkpoint(self, config: Mapping[str, Any], lacking: str = "") -> dict[str, Any] | None:
         """The state to continue from, None where there is none; one damaged or of other settings is refused. Writes nothing.
 
-        Args:
-            config: All settings.
-            lacking: Why a run with them cannot be continued, if so: then one that is not finished is refused as well.
+        Where such a run is `lacking` what it would need to be continued, one that is not finished is refused as well.
         """
         if self.fresh:
             return None
@@ -80,13 +74,9 @@ class RunFolder:
         banded: Sequence[str],
         extras: Sequence[Mapping[str, float]] = (),
     ) -> None:
-        """Bring the files to the state of a run with these logging points.
+        """Bring the files to the state of a run with these logging points, of which `extras` are for TensorBoard alone.
 
-        Args:
-            config: All settings.
-            rows: The logging points so far.
-            banded: The tags with a 95% band.
-            extras: Of each of the points, what goes to TensorBoard alone.
+        The `banded` tags have a 95% band.
         """
         write_file(self.path / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         old = {file for name in (".*.tmp", EVENTS) for file in self.path.glob(name)}

@@ -36,6 +36,7 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5}
 # Midpoints of the unit interval over which feedback is averaged, and how near to its mean the average has to be.
 MIDPOINTS, NEAR = 1000, 0.01
 CONTINUES = "does not continue bit for bit from its state_dict"
+STRAYED = "left the device that it was made on"
 
 
 def check_learner(
@@ -66,12 +67,13 @@ def check_learner(
         _check_playing(make, cmdp.to(dtype=dtype), episodes)
     seen = _play(_learner(make, cmdp, RUNS), _simulator(cmdp, RUNS), episodes)
     _check_learners_runs(make, cmdp, seen, tolerance)
-    _check_learners_state(make, cmdp, seen)
+    pair = _learner(make, cmdp, RUNS), _learner(make, cmdp, RUNS)
+    _check_state(*pair, seen, lambda learner, trajectory: learner.update(trajectory), _looked)
     if meta is not None:
         away = cmdp.to("meta")
         learner = _learner(meta, away, RUNS)
         _play(learner, _simulator(away, RUNS), 1)
-        _hold(learner.policy.device.type == "meta", learner, "left the device that it was made on")
+        _hold(learner.policy.device.type == "meta", learner, STRAYED)
 
 
 def check_process(
@@ -104,24 +106,14 @@ def check_process(
             process.advance(policy.to(dtype))
     own = cmdp.rewards.shape if kind == "rewards" else cmdp.costs.shape
     _check_processes_runs(make, cmdp, policies, own)
-    straight, resumed = make(cmdp, RUNS), make(cmdp, RUNS)
-    half = len(policies) // 2
-    for policy in policies[:half]:
-        straight.advance(policy)
-    resumed.advance(policies[-1])  # whatever it has seen before must be forgotten
-    resumed.load_state_dict(_stored(straight.state_dict()))
-    for policy in policies[half:]:
-        here, there = straight.values.expand(RUNS, *own), resumed.values.expand(RUNS, *own)
-        _hold(torch.equal(here, there), straight, CONTINUES)
-        straight.advance(policy)
-        resumed.advance(policy)
-    _hold(_equal(straight.state_dict(), resumed.state_dict()), straight, CONTINUES)
-    _check_config(straight, resumed)
+    pair = make(cmdp, RUNS), make(cmdp, RUNS)
+    step = lambda process, policy: process.advance(policy)  # noqa: E731
+    _check_state(*pair, policies, step, lambda process: process.values.expand(RUNS, *own))
     if meta:
         process = make(cmdp.to("meta"), RUNS)
         for policy in policies[:2]:
             process.advance(policy.to("meta"))
-        _hold(process.values.device.type == "meta", process, "left the device that it was made on")
+        _hold(process.values.device.type == "meta", process, STRAYED)
 
 
 def check_environment(make: Callable[[int], Any], *, episodes: int = 4, meta: Callable[[int], Any] | None = None) -> None:
@@ -144,11 +136,8 @@ def check_environment(make: Callable[[int], Any], *, episodes: int = 4, meta: Ca
     last = layout.pair_mask(env.device).cumsum(-1).argmax(-1)  # the last action that a state has
     certain = torch.nn.functional.one_hot(last, layout.actions).to(policies[0]) * layout.pair_mask(env.device)
     played = env.rollout(certain)
-    _hold(
-        (played.actions == last[torch.arange(layout.layers, device=env.device), played.states]).all(),
-        env,
-        "played an action of probability zero",
-    )
+    fits = played.actions == last[torch.arange(layout.layers, device=env.device), played.states]
+    _hold(fits.all(), env, "played an action of probability zero")
     again, few, stirred = make(RUNS), make(RUNS - 1), make(RUNS)
     for policy, trajectory in zip(policies, seen, strict=True):
         _hold(_equal(again.rollout(policy), trajectory), env, "gave other episodes when it was made again")
@@ -167,7 +156,7 @@ def check_environment(make: Callable[[int], Any], *, episodes: int = 4, meta: Ca
     if meta is not None:
         away = meta(RUNS)
         trajectory = away.rollout(policies[0].to("meta"))
-        _hold(trajectory.states.device.type == "meta", away, "left the device that it was made on")
+        _hold(trajectory.states.device.type == "meta", away, STRAYED)
 
 
 def check_policy(
@@ -212,7 +201,7 @@ def _check_learners_runs(make: Callable[..., Any], cmdp: LayeredCMDP, seen: list
     """The same trajectories give the same bits, and no run sees another."""
     first, second, stirred = (_learner(make, cmdp, RUNS) for _ in range(3))
     for trajectory in seen:
-        second.policy, getattr(second, "diagnostics", dict)()  # looking must not change anything
+        _looked(second)
         rewards, costs = trajectory.rewards.clone(), trajectory.costs.clone()
         rewards[0], costs[0] = 1 - rewards[0], -costs[0]
         first.update(trajectory)
@@ -229,22 +218,30 @@ def _check_learners_runs(make: Callable[..., Any], cmdp: LayeredCMDP, seen: list
         _hold(same and near, first, f"gave run {j} another policy alone than in a batch of {RUNS}")
 
 
-def _check_learners_state(make: Callable[..., Any], cmdp: LayeredCMDP, seen: list[Trajectory]) -> None:
-    """A state goes through a file, into a learner that has seen other things, and continues to the last bit."""
-    straight, resumed = _learner(make, cmdp, RUNS), _learner(make, cmdp, RUNS)
+def _check_state(
+    straight: Any, resumed: Any, seen: Sequence[Any], step: Callable[[Any, Any], Any], shown: Callable[[Any], Tensor]
+) -> None:
+    """A state goes through a file, into a thing that has seen others, and continues to the last bit; and what it says of itself."""
     half = len(seen) // 2
-    for trajectory in seen[:half]:
-        straight.update(trajectory)
-    for trajectory in seen[-2:]:
-        resumed.update(trajectory)
-    resumed.policy, getattr(resumed, "diagnostics", dict)()  # whatever it has computed before must be forgotten
+    for each in seen[:half]:
+        step(straight, each)
+    for each in seen[-2:]:
+        step(resumed, each)
+    shown(resumed)  # whatever it has computed before must be forgotten
     resumed.load_state_dict(_stored(straight.state_dict()))
-    for trajectory in seen[half:]:
-        _hold(torch.equal(straight.policy, resumed.policy), straight, CONTINUES)
-        straight.update(trajectory)
-        resumed.update(trajectory)
+    for each in seen[half:]:
+        _hold(torch.equal(shown(straight), shown(resumed)), straight, CONTINUES)
+        step(straight, each)
+        step(resumed, each)
     _hold(_equal(straight.state_dict(), resumed.state_dict()), straight, CONTINUES)
     _check_config(straight, resumed)
+
+
+def _looked(learner: Any) -> Tensor:
+    """The policy, after a look at the diagnostics, which must not change anything."""
+    getattr(learner, "diagnostics", dict)()
+    policy: Tensor = learner.policy
+    return policy
 
 
 def _check_values(process: Any, kind: str, cmdp: LayeredCMDP, dtype: torch.dtype) -> None:
@@ -330,13 +327,9 @@ def _asked(make: object, cmdp: LayeredCMDP | None, episodes: int, dtypes: Sequen
     check_kind("dtypes", dtypes or None, list | tuple, "a list of at least one floating-point type")
     for dtype in dtypes:
         check_dtype(dtype)
-    cmdp = _default_cmdp() if cmdp is None else cmdp
+    cmdp = random_cmdp((1, 3, 2, 4, 1), actions=3, constraints=2, seed=3) if cmdp is None else cmdp
     check_kind("cmdp", cmdp, LayeredCMDP, "a LayeredCMDP, such as random_cmdp() gives")
     return cmdp.to(dtype=dtypes[0])
-
-
-def _default_cmdp() -> LayeredCMDP:
-    return random_cmdp((1, 3, 2, 4, 1), actions=3, constraints=2, seed=3)
 
 
 def _learner(make: Callable[..., Any], cmdp: LayeredCMDP, runs: int, luck: dict[str, int] | None = None) -> Any:

@@ -11,37 +11,29 @@ from torchcmdp import __version__
 from torchcmdp.errors import TorchCMDPError
 
 from .output import as_json
-from .program import IN_A_CLONE, Command, called, hand_over, listing, one_thread
+from .program import IN_A_CLONE, called, hand_over, listing, one_thread
 
 MAIN_JOB = "run"
+# By the name of its module; what it is for.
 COMMANDS = {
-    MAIN_JOB: Command(
-        f"{__package__}.main_job", "learners in a CMDP, side by side: regret and violation; what is done without a command"
-    ),
-    "paper": Command(f"{__package__}.paper", "the paper's experiments, and which of its claims hold"),
-    "tune": Command(f"{__package__}.tune", "constants for WC-OPS by gradient; tune horizons and tune threshold judge them"),
-    "study": Command(
-        f"{__package__}.study", "practical learners against their rivals on held-out instances, with equal search effort"
-    ),
-    "sweep": Command(f"{__package__}.sweep", "a grid of hyperparameters as one batch, and the front of regret against violation"),
-    "compare": Command(f"{__package__}.compare", "all learners on a suite of named problems: tables, figures, ranks, wins"),
-    "problems": Command(f"{__package__}.problems", "the named problems, and what is known of each"),
-    "soak": Command(f"{__package__}.soak", "every learner on a thousand random CMDPs, and a count of what went wrong"),
-    "shield": Command(f"{__package__}.shield", "the projection as a layer: a shielded policy network"),
-    "predict": Command(f"{__package__}.predict", "the projection as a layer: predict, then optimise"),
-    "bench": Command(f"{__package__}.bench", "where the time goes, and how we compare with other solvers"),
-    "doctor": Command(f"{__package__}.doctor", "what is installed: versions, devices, solvers, compiled kernels"),
-    "completion": Command(f"{__package__}.completion", "a script with which your shell completes commands and options"),
+    MAIN_JOB: "learners in a CMDP, side by side: regret and violation; what is done without a command",
+    "paper": "the paper's experiments, and which of its claims hold",
+    "tune": "constants for WC-OPS by gradient; tune horizons and tune threshold judge them",
+    "study": "practical learners against their rivals on held-out instances, with equal search effort",
+    "sweep": "a grid of hyperparameters as one batch, and the front of regret against violation",
+    "compare": "all learners on a suite of named problems: tables, figures, ranks, wins",
+    "problems": "the named problems, and what is known of each",
+    "soak": "every learner on a thousand random CMDPs, and a count of what went wrong",
+    "shield": "the projection as a layer: a shielded policy network",
+    "predict": "the projection as a layer: predict, then optimise",
+    "bench": "where the time goes, and how we compare with other solvers",
+    "doctor": "what is installed: versions, devices, solvers, compiled kernels",
+    "completion": "a script with which your shell completes commands and options",
 }
 
 
 def main(arguments: Sequence[str], name: str = IN_A_CLONE) -> int:
-    """Run one command and return the exit code: 0 done, 2 wrong arguments or an unusable folder, 130 interrupted.
-
-    Args:
-        arguments: What was typed after the name.
-        name: How the program was called.
-    """
+    """Run what was typed after the name; returns the exit code: 0 done, 2 wrong arguments, an unusable folder, 130 interrupted."""
     with called(name):
         return _main([word for word in arguments if word != "--json"], "--json" in arguments)
 
@@ -61,7 +53,7 @@ def _main(rest: list[str], json: bool) -> int:
             print(f"torchcmdp {__version__}")
             return 0
         with one_thread(), as_json(json):
-            return hand_over(COMMANDS, command, rest, "a command of python -m train")
+            return hand_over(__package__, COMMANDS, command, rest, "a command of python -m train")
     except TorchCMDPError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:

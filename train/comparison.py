@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.events import HALF_WIDTH, RunWriter
+from torchcmdp.events import HALF_WIDTH
 from torchcmdp.metrics import mean_and_interval
 
-from .program import with_interval
+from .program import bar, with_interval, writer_of
 
 
 class SeedNetworks(nn.Module):
@@ -46,28 +47,14 @@ class SeedNetworks(nn.Module):
 
 
 class Curves:
-    """One method's numbers over its training, kept and written to TensorBoard.
-
-    Args:
-        folder: Of the TensorBoard files; None for no files.
-    """
+    """One method's numbers over its training, `(runs,)` each, kept and written to TensorBoard where there is a folder for that."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._writer = None
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            for old in folder.glob("events.out.tfevents.*"):
-                old.unlink()
-            self._writer = RunWriter(folder)
+        self._writer = None if folder is None else writer_of(folder)
         self._points: list[tuple[int, dict[str, Tensor]]] = []
 
     def add(self, step: int, values: Mapping[str, Tensor]) -> None:
-        """Keep one point.
-
-        Args:
-            step: Where on the horizontal axis.
-            values: By tag, `(runs,)` each.
-        """
+        """Keep one point, by tag, at a place of the horizontal axis."""
         kept = {tag: value.detach().clone() for tag, value in values.items()}
         self._points.append((step, kept))
         if self._writer is not None:
@@ -75,11 +62,6 @@ class Curves:
             for tag, value in kept.items():
                 row[tag], row[tag + HALF_WIDTH] = (float(x) for x in mean_and_interval(value))
             self._writer.point(step, row)
-
-    def close(self) -> None:
-        """Close the event file."""
-        if self._writer is not None:
-            self._writer.close()
 
     @property
     def steps(self) -> Tensor:
@@ -89,6 +71,31 @@ class Curves:
     def __getitem__(self, tag: str) -> Tensor:
         """`(runs x points)`."""
         return torch.stack([values[tag] for _, values in self._points], dim=1)
+
+
+def learn(
+    network: nn.Module,
+    options: Any,
+    points: int,
+    name: str,
+    folder: Path | None,
+    play: Callable[[], tuple[Tensor, Callable[[], Mapping[str, Tensor]]]],
+    each: int = 1,
+) -> Curves:
+    """Take the gradient steps of the options with Adam; returns curves of about so many points, `each` apart for every step.
+
+    `play` gives the loss of every network, and what measures it after the step.
+    """
+    optimiser, curves = torch.optim.Adam(network.parameters(), lr=options.learning_rate), Curves(folder)
+    for step in bar(range(options.steps), name):
+        loss, measure = play()
+        optimiser.zero_grad()
+        loss.sum().backward()
+        optimiser.step()
+        if step % max(1, options.steps // points) == 0 or step + 1 == options.steps:
+            with torch.no_grad():
+                curves.add((step + 1) * each, measure())
+    return curves
 
 
 def rounded(values: Tensor) -> str:

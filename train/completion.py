@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union
 
 import tyro
 
-from .program import IN_A_CLONE, Command, parse
+from .program import IN_A_CLONE, parse
 
 HOW = {
     "bash": "torchcmdp completion --shell bash > ~/.local/share/bash-completion/completions/torchcmdp",
@@ -45,15 +45,11 @@ def main(arguments: Sequence[str]) -> int:
 def script(shell: str) -> str:
     """What tyro writes for one program with all commands as its subcommands."""
     from .__main__ import COMMANDS
-    from .bench import BENCHMARKS
-    from .study import STUDIES as COMPARISONS
-    from .tune import STUDIES
 
     text = io.StringIO()
-    kind = _any_of(COMMANDS, {"bench": BENCHMARKS, "tune": STUDIES, "study": COMPARISONS})
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         tyro.cli(
-            kind,
+            _any_of(__package__, COMMANDS),
             prog="torchcmdp",
             args=["--tyro-print-completion", shell],
             config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
@@ -61,17 +57,18 @@ def script(shell: str) -> str:
     return text.getvalue()
 
 
-def _any_of(commands: dict[str, Command], parts: dict[str, dict[str, Command]]) -> Any:
-    """One type for all these commands, some of which have commands of their own."""
+def _any_of(package: str, commands: dict[str, str]) -> Any:
+    """One type for all these commands, some of which have parts, commands of their own."""
 
-    def options(name: str, command: Command) -> Any:
-        if name not in parts:
-            return importlib.import_module(command.module).Options
-        return make_dataclass(f"Part_{name}", [("part", _any_of(parts[name], {}))])
+    def options(name: str) -> Any:
+        module = importlib.import_module(f"{package}.{name}")
+        if hasattr(module, "PARTS"):
+            return make_dataclass(f"Part_{name}", [("part", _any_of(module.__name__, module.PARTS))])
+        return module.Options
 
     return Union[  # noqa: UP007
         tuple(
-            Annotated[options(name, command), tyro.conf.subcommand(name, description=command.purpose, prefix_name=False)]
-            for name, command in commands.items()
+            Annotated[options(name), tyro.conf.subcommand(name, description=purpose, prefix_name=False)]
+            for name, purpose in commands.items()
         )
     ]

@@ -92,13 +92,8 @@ def _cache() -> Iterator[list[str]]:
     beside = [package / room / "__pycache__" for room in KERNELS]
     own = Path.home() / ".cache" / "numba"
     places = [Path(chosen)] if chosen else [*beside, own]
-    kept = [
-        file
-        for place in places
-        if place.exists()
-        for file in place.rglob("*.nbc")
-        if chosen or place != own or "torchcmdp" in str(file)
-    ]
+    found = [file for place in places for file in place.rglob("*.nbc")]
+    kept = [file for file in found if chosen or own not in file.parents or "torchcmdp" in str(file)]
     size = sum(file.stat().st_size for file in kept) / 2**20
     where = str(Path(chosen)) if chosen else str(beside[0]) if os.access(package / KERNELS[0], os.W_OK) else str(own)
     remark = "compiled on their first use, which takes about a minute and is said" if not kept else f"{size:.1f} MiB"

@@ -24,7 +24,7 @@ class Program(NamedTuple):
 
 
 def build(layout: Layout, lower: np.ndarray, upper: np.ndarray, costs: np.ndarray) -> Program:
-    """Flow equations, interval rows, and the m rows <costs_i, q> - s <= 0."""
+    """Flow equations, interval rows `(L x S x A x S)`, and the m rows <costs_i, q> - s <= 0, costs `(m x L x S x A)`."""
     widths = layout.widths
     index: dict[tuple[int, int, int, int], int] = {}
     for k, x, a, y in np.argwhere(layout.transition_mask().numpy()).tolist():
@@ -48,13 +48,7 @@ def build(layout: Layout, lower: np.ndarray, upper: np.ndarray, costs: np.ndarra
 
 
 def solve(layout: Layout, rewards: np.ndarray, lower: np.ndarray, upper: np.ndarray, costs: np.ndarray) -> tuple[float, float]:
-    """The best reward, and the least common violation: where it is positive, the reward at that violation plus 1e-7.
-
-    Args:
-        rewards: `(L x S x A)`.
-        lower, upper: `(L x S x A x S)`.
-        costs: `(m x L x S x A)`.
-    """
+    """The best reward, and the least common violation: where it is positive, the reward at that violation plus 1e-7."""
     return optimise(build(layout, lower, upper, costs), rewards)
 
 

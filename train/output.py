@@ -50,13 +50,7 @@ def bar(iterable: Iterable[Any] | None, name: str, **options: Any) -> tqdm[Any]:
 
 
 def watch(shown: tqdm[Any], before: int, played: Callable[[], int]) -> Callable[[int], None]:
-    """For `run(on_progress=...)`: move a bar over the episodes of several runs to where the present one is.
-
-    Args:
-        shown: The bar.
-        before: Episodes of the runs that came before.
-        played: How many of the present one so far.
-    """
+    """For `run(on_progress=...)`: move a bar over the episodes of several runs, `before` this one and in it."""
 
     def tell(new: int) -> None:
         now = before + played()
@@ -95,13 +89,7 @@ def forget_tables() -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
-    """A Markdown table with aligned columns; with --json it is also what the command prints.
-
-    Args:
-        header: Names of the columns.
-        rows: Their cells.
-        title: With --json, which of a command's tables this is; the heading above it says so to people.
-    """
+    """A Markdown table with aligned columns; with --json also what the command prints, where the title says which table it is."""
     collect(header, rows, title)
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[j]) for row in cells) for j in range(len(header))]
@@ -189,11 +177,8 @@ def _for_terminal(text: str) -> str:
     return "\n".join(map(plain, text.split("\n")))
 
 
-def board(folder: Path, figures: Mapping[str, Figure], texts: Mapping[str, str], step: int) -> None:
-    """What belongs to an experiment and to none of its learners, in TensorBoard: figures and words."""
-    for old in folder.glob(EVENTS):  # of an earlier call, which would show twice
+def writer_of(folder: Path) -> RunWriter:
+    """TensorBoard events in place of those of an earlier call, which would show twice."""
+    for old in folder.glob(EVENTS):
         old.unlink()
-    writer = RunWriter(folder)
-    writer.texts(texts)
-    writer.images(figures, step)
-    writer.close()
+    return RunWriter(folder)

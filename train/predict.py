@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
 
-from .comparison import Curves, SeedNetworks, rounded
-from .program import Count, Positive, bar, begin, publish, table
+from .comparison import Curves, SeedNetworks, learn, rounded
+from .program import Count, Positive, begin, publish, table
 
 METHODS = ("end to end", "squared error")
 CONTEXT = 6
@@ -59,17 +59,11 @@ class Options:
 
 
 class Data(NamedTuple):
-    """Contexts of every run and what belongs to them.
+    """Contexts of every run and what belongs to them."""
 
-    Attributes:
-        contexts: `(runs x n x d)`.
-        rewards: One minus the mean losses, `(runs x n x L x S x A)`.
-        realised: One noisy reward, 0 or 1, for each of them.
-    """
-
-    contexts: Tensor
-    rewards: Tensor
-    realised: Tensor
+    contexts: Tensor  # (runs x n x d)
+    rewards: Tensor  # one minus the mean losses, (runs x n x L x S x A)
+    realised: Tensor  # one noisy reward, 0 or 1, for each of them
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -113,7 +107,6 @@ def draw(cmdp: tc.LayeredCMDP, options: Options, count: int, part: int) -> Data:
 def train(method: str, cmdp: tc.LayeredCMDP, options: Options, seen: Data, unseen: Data, folder: Path | None) -> Curves:
     """Train one network a run in one way; the curves are those of the held-out contexts."""
     network = SeedNetworks((CONTEXT, cmdp.rewards.numel()), options.runs, options.seed, gain=0.1)
-    optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate)
     known = {"transitions": cmdp.transitions, "costs": cmdp.costs}
     layer = SafeOccupancy(cmdp.layout, cmdp.constraints, **known, eta=options.eta, solver=tc.Newton(multiplier_cap=CAP))
     generator = torch.Generator().manual_seed(options.seed)
@@ -122,26 +115,20 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, seen: Data, unsee
     def losses(contexts: Tensor) -> Tensor:
         return network(contexts).unflatten(-1, cmdp.layout.pair_shape) * real
 
-    curves = Curves(folder)
-    for step in bar(range(options.steps), method):
+    def play() -> tuple[Tensor, Callable[[], dict[str, Tensor]]]:
         batch = torch.randint(options.contexts, (options.batch,), generator=generator)
         predicted, realised = losses(seen.contexts[:, batch]), seen.realised[:, batch]
         if method == "end to end":
-            occupancy = layer(predicted).occupancy.sum(-1)
-            objective = -expected_value(realised, occupancy).mean(1)
-        else:
-            objective = (predicted - (1 - realised))[..., real].square().mean((1, 2))
-        optimiser.zero_grad()
-        objective.sum().backward()
-        optimiser.step()
-        if step % max(1, options.steps // POINTS) == 0 or step + 1 == options.steps:
-            with torch.no_grad():
-                eta = torch.full((options.runs, 1), options.eta, dtype=torch.float64)
-                if method == "squared error":
-                    eta = best_eta(layer, losses(seen.contexts), seen.realised)
-                curves.add(step + 1, measure(layer(losses(unseen.contexts), eta=eta).occupancy, cmdp, unseen))
-    curves.close()
-    return curves
+            return -expected_value(realised, layer(predicted).occupancy.sum(-1)).mean(1), held_out
+        return (predicted - (1 - realised))[..., real].square().mean((1, 2)), held_out
+
+    def held_out() -> dict[str, Tensor]:
+        eta = torch.full((options.runs, 1), options.eta, dtype=torch.float64)
+        if method == "squared error":
+            eta = best_eta(layer, losses(seen.contexts), seen.realised)
+        return measure(layer(losses(unseen.contexts), eta=eta).occupancy, cmdp, unseen)
+
+    return learn(network, options, POINTS, method, folder, play)
 
 
 def best_eta(layer: SafeOccupancy, losses: Tensor, realised: Tensor) -> Tensor:

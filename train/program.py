@@ -8,6 +8,7 @@ import difflib
 import importlib
 import inspect
 import io
+import itertools
 import json
 import math
 import os
@@ -32,7 +33,6 @@ from torchcmdp.planning import slater_gap
 # what programs say comes from here as well, so that they know of one place
 from .output import (  # noqa: F401
     bar,
-    board,
     collect,
     forget_tables,
     interrupted,
@@ -43,6 +43,7 @@ from .output import (  # noqa: F401
     watch,
     with_interval,
     write_table,
+    writer_of,
 )  # fmt: skip
 
 Options = TypeVar("Options")
@@ -54,6 +55,13 @@ class Bound(NamedTuple):
 
     holds: Callable[[float], bool]
     words: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Among:
+    """The names that an option takes, said in its type."""
+
+    names: Iterable[str]
 
 
 POSITIVE = Bound(lambda value: value > 0, "it must be greater than zero")
@@ -86,19 +94,19 @@ def called(name: str) -> Iterator[None]:
         _called = before
 
 
-def begin(options: type[Options], arguments: Sequence[str], command: str) -> tuple[Options, Path]:
-    """The options of a command and the folder that it writes to, which is not made yet."""
+def begin(
+    options: type[Options], arguments: Sequence[str], command: str, quick: Mapping[str, Any] | None = None
+) -> tuple[Options, Path]:
+    """The options of a command and the folder that it writes to, which is not made yet; with --quick, those for a minute."""
     found: Any = parse(options, arguments, prog=f"python -m train {command}")
-    return found, experiment_folder(found.logdir, found.name)
+    folder = experiment_folder(found.logdir, found.name)
+    if quick and found.quick:
+        return dataclasses.replace(found, **quick), folder.with_name(f"{folder.name}-quick")
+    return found, folder
 
 
 def parse(options: type[Options], arguments: Sequence[str], *, prog: str) -> Options:
-    """Read a dataclass of options from the command line.
-
-    Raises:
-        InvalidInput: With one sentence, for anything that cannot be read.
-        SystemExit: With code 0, after --help.
-    """
+    """Read a dataclass of options from the command line; `InvalidInput` has one sentence for anything that cannot be read."""
     complaint, prog = io.StringIO(), spoken(prog)
     try:
         with contextlib.redirect_stderr(complaint):
@@ -126,6 +134,22 @@ def typed(arguments: Sequence[str]) -> set[str]:
     return {token.partition("=")[0][2:].replace("-", "_") for token in arguments if token.startswith("--")}
 
 
+def changed(options: Any) -> dict[str, Any]:
+    """By name the options that are not at their defaults."""
+    values = {field.name: (getattr(options, field.name), field.default) for field in dataclasses.fields(options)}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def retyped(options: Any, *without: str) -> str:
+    """The options that are not at their defaults as one types them, but for some."""
+    words = []
+    for name, value in changed(options).items():
+        if name not in without:
+            values = () if value is True else value if isinstance(value, tuple) else (value,)
+            words += [spelled(name), *map(str, values)]
+    return "".join(f" {word}" for word in words)
+
+
 def _check_numbers(found: Any, given: set[str]) -> None:
     """What holds for the options of every command: numbers are finite and within bounds, lists that were given hold something."""
     types = typing.get_type_hints(type(found), include_extras=True)
@@ -133,6 +157,9 @@ def _check_numbers(found: Any, given: set[str]) -> None:
         value, option, kind = getattr(found, field.name), spelled(field.name), types[field.name]
         if value == () and field.name in given and MAY_BE_EMPTY not in getattr(kind, "__metadata__", ()):
             raise InvalidInput(f"{option} got no value; expected {_expected(typing.get_type_hints(type(found))[field.name])}.")
+        for mark in getattr(kind, "__metadata__", ()):
+            for name in value if isinstance(mark, Among) else ():
+                choose(name, mark.names, f"one of {option}")
         bound = _bound(kind)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float) and not math.isfinite(number):
@@ -201,14 +228,9 @@ def _complain(options: type, arguments: Sequence[str], message: str, prog: str) 
 
 def _given(arguments: Sequence[str], option: str) -> str:
     """The values that followed an option, in words."""
-    values: list[str] = []
-    for j, token in enumerate(arguments):
-        if token.startswith(f"{option}="):
-            values = [token.partition("=")[2]]
-        elif token == option:
-            rest = list(arguments[j + 1 :])
-            end = next((i for i, value in enumerate(rest) if value.startswith("--")), len(rest))
-            values = rest[:end]
+    tokens = [part for token in arguments for part in (token.split("=", 1) if token.startswith("--") else [token])]
+    last = max((j for j, token in enumerate(tokens) if token == option), default=len(tokens))
+    values = list(itertools.takewhile(lambda value: not value.startswith("--"), tokens[last + 1 :]))
     return repr(" ".join(values)) if values else "no value"
 
 
@@ -229,13 +251,6 @@ def spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-class Command(NamedTuple):
-    """A program: the module whose `main(arguments)` it is, and one line about it."""
-
-    module: str
-    purpose: str
-
-
 def choose(name: str, names: Iterable[str], what: str) -> None:
     """Refuse a name that is none of these, and say which of them is nearest."""
     if name not in (known := list(names)):
@@ -244,10 +259,10 @@ def choose(name: str, names: Iterable[str], what: str) -> None:
         raise InvalidInput(f"{name!r} is not {what}; {hint}")
 
 
-def hand_over(commands: Mapping[str, Command], name: str, arguments: Sequence[str], what: str) -> int:
-    """Run the command of that name; returns the exit code."""
+def hand_over(package: str, commands: Mapping[str, str], name: str, arguments: Sequence[str], what: str) -> int:
+    """Run the command of that name, which is a module of the package; returns the exit code."""
     choose(name, commands, spoken(what))
-    module = importlib.import_module(commands[name].module)
+    module = importlib.import_module(f"{package}.{name}")
     try:
         code: int = module.main(arguments)
     except InvalidInput as error:
@@ -255,16 +270,16 @@ def hand_over(commands: Mapping[str, Command], name: str, arguments: Sequence[st
     return code
 
 
-def hand_to_part(commands: Mapping[str, Command], usual: str, arguments: Sequence[str], command: str) -> int:
+def hand_to_part(package: str, parts: Mapping[str, str], usual: str, arguments: Sequence[str]) -> int:
     """Run the part of a command that is named first, or the usual one; returns the exit code."""
     named = bool(arguments) and not arguments[0].startswith("-")
     name, rest = (arguments[0], arguments[1:]) if named else (usual, arguments)
-    return hand_over(commands, name, rest, f"a part of {IN_A_CLONE} {command}")
+    return hand_over(package, parts, name, rest, f"a part of {IN_A_CLONE} {package.rpartition('.')[2]}")
 
 
-def listing(usage: str, commands: Mapping[str, Command]) -> str:
+def listing(usage: str, commands: Mapping[str, str]) -> str:
     """How commands are called, and a line for each of them."""
-    return "\n".join([f"usage: {spoken(usage)}\n", *(f"  {name:<12}{command.purpose}" for name, command in commands.items())])
+    return "\n".join([f"usage: {spoken(usage)}\n", *(f"  {name:<12}{purpose}" for name, purpose in commands.items())])
 
 
 def settings_of(learner: str) -> set[str]:
@@ -292,11 +307,7 @@ def has_margin(cmdp: LayeredCMDP) -> bool:
 def protection(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
     """What a learner that is safe from the first episode is given: a baseline with a share of the Slater gap, and whose coins.
 
-    Args:
-        key: Of the learner; nothing for the others.
-        cmdp: What it will play, one for all runs or one a run.
-        share: Of the largest margin that a policy has.
-        luck: `seed`, `first_run` and `distinct_runs` of the simulator.
+    `luck` is the `seed`, `first_run` and `distinct_runs` of the simulator; the CMDP is one for all runs or one a run.
     """
     if not guarded(key):
         return {}
@@ -349,14 +360,13 @@ def play_split(
     make: Callable[[int, int], tuple[Learner, tc.Simulator]], runs: int, episodes: int, folder: Path, shown: Any, **options: Any
 ) -> tc.RunResult:
     """`run_split` that moves a bar over the episodes of several runs, from where it stands; `shown` is None where there is none."""
-    made: list[tc.Simulator] = []
+    made: list[tuple[Learner, tc.Simulator]] = []
 
     def remembered(count: int, first: int) -> tuple[Learner, tc.Simulator]:
-        learner, env = make(count, first)
-        made[:] = [env]
-        return learner, env
+        made[:] = [make(count, first)]
+        return made[0]
 
-    tell = None if shown is None else watch(shown, int(shown.n), lambda: made[0].episode if made else 0)
+    tell = None if shown is None else watch(shown, int(shown.n), lambda: made[0][1].episode if made else 0)
     return tc.run_split(remembered, runs, episodes, folder, progress=False, images=False, on_progress=tell, **options)
 
 

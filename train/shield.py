@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
 
-from .comparison import Curves, SeedNetworks, rounded
-from .program import Count, Positive, bar, begin, publish, table
+from .comparison import Curves, SeedNetworks, learn, rounded
+from .program import Count, Positive, begin, publish, table
 
 METHODS = ("shield", "penalty", "unprotected")
 FEATURES, HIDDEN = 8, 32
@@ -55,9 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     options, folder = begin(Options, arguments, "shield")
     cmdp = tc.random_cmdp(seed=options.seed)
     curves = {method: train(method, cmdp, options, folder / method) for method in METHODS}
-    panels = [panel(curves, tag) for tag in ("Metrics/EpRet", "Violation/positive")]
     where = f"Curves: {folder / 'shield.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
-    publish(folder / "shield.md", report(curves, cmdp), where, plotting.draw(panels))
+    publish(folder / "shield.md", report(curves, cmdp), where, plotting.draw(panels(curves)))
     return 0
 
 
@@ -67,13 +66,13 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
     generator = torch.Generator().manual_seed(options.seed)
     features = torch.randn(*cmdp.layout.pair_shape[:2], FEATURES, generator=generator, dtype=torch.float64)
     network = SeedNetworks((FEATURES, HIDDEN, cmdp.layout.actions), runs, options.seed)
-    optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate)
     shield = SafeOccupancy(cmdp.layout, cmdp.constraints, transitions=cmdp.transitions, costs=cmdp.costs)
     feedback = (tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
     env = tc.Simulator(cmdp, *feedback, runs=runs * batch, seed=options.seed)
     multipliers = torch.zeros(runs, cmdp.constraints, dtype=torch.float64)
-    curves = Curves(folder)
-    for step in bar(range(options.steps), method):
+
+    def play() -> tuple[Tensor, Callable[[], dict[str, Tensor]]]:
+        nonlocal multipliers
         logits = network(features.expand(runs, *features.shape))
         policy = shield(logits=logits).policy if method == "shield" else logits.softmax(-1) * cmdp.layout.pair_mask()
         occupancy = tc.pair_occupancy_of(policy, cmdp.transitions)
@@ -83,40 +82,33 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
         if method == "penalty":
             loss = loss + (multipliers * costs).sum(-1)
             multipliers = (multipliers + options.multiplier_rate * costs.detach()).clamp_min(0)
-        optimiser.zero_grad()
-        loss.sum().backward()
-        optimiser.step()
-        if step % max(1, options.steps // POINTS) == 0 or step + 1 == options.steps:
-            unsafe = worst_constraint(costs).clamp_min(0)
-            curves.add((step + 1) * batch, {"Metrics/EpRet": expected_value(cmdp.rewards, occupancy), "Violation/positive": unsafe})
-    curves.close()
-    return curves
+        unsafe = worst_constraint(costs).clamp_min(0)
+        return loss, lambda: {"Metrics/EpRet": expected_value(cmdp.rewards, occupancy), "Violation/positive": unsafe}
+
+    return learn(network, options, POINTS, method, folder, play, each=batch)
 
 
-def panel(curves: dict[str, Curves], tag: str) -> plotting.Panel:
-    """What the three earned, or how unsafe they were, over the episodes played."""
-    means = {name: float(curve[tag].mean()) for name, curve in curves.items()}
-    best = max(means, key=lambda name: means[name]) if tag == "Metrics/EpRet" else min(means, key=lambda name: means[name])
-    label, finding = {
-        "Metrics/EpRet": ("expected reward an episode", f"While training {best} earns most, {means[best]:.2f} an episode"),
-        "Violation/positive": (
-            "violation an episode (cost)",
-            f"While training {best} violates least, {means[best]:.2g} an episode",
-        ),
-    }[tag]
-    values = {name: (curve.steps, curve[tag]) for name, curve in curves.items()}
-    return plotting.Panel(values, label, finding, xlabel="episodes played by each network")
+def panels(curves: dict[str, Curves]) -> list[plotting.Panel]:
+    """What the three earned, and how unsafe they were, over the episodes played."""
+    drawn = []
+    for tag, pick, label, words in (
+        ("Metrics/EpRet", max, "expected reward an episode", "earns most, {:.2f}"),
+        ("Violation/positive", min, "violation an episode (cost)", "violates least, {:.2g}"),
+    ):
+        best, mean = pick(((name, float(curve[tag].mean())) for name, curve in curves.items()), key=lambda pair: pair[1])
+        values = {name: (curve.steps, curve[tag]) for name, curve in curves.items()}
+        finding = f"While training {best} {words.format(mean)} an episode"
+        drawn.append(plotting.Panel(values, label, finding, xlabel="episodes played by each network"))
+    return drawn
 
 
 def reinforce(policy: Tensor, trajectory: tc.Trajectory) -> Tensor:
     """Something whose gradient estimates that of the expected reward: ln pi of what was done, times how well it went, `(runs,)`.
 
-    Args:
-        policy: `(runs x L x S x A)`, which has played the same number of episodes in every run, `(runs episodes x L)`.
+    Each of the policies `(runs x L x S x A)` has played as many of the episodes.
     """
-    states, actions, rewards = (
-        x.unflatten(0, (len(policy), -1)) for x in (trajectory.states, trajectory.actions, trajectory.rewards)
-    )
+    parts = (trajectory.states, trajectory.actions, trajectory.rewards)
+    states, actions, rewards = (x.unflatten(0, (len(policy), -1)) for x in parts)
     pairs = (states * policy.shape[-1] + actions).transpose(1, 2)
     taken = policy.flatten(-2).gather(-1, pairs).log()
     to_go = rewards.flip(-1).cumsum(-1).flip(-1).transpose(1, 2)

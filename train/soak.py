@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ import torchcmdp as tc
 from torchcmdp.protocols import measured
 
 from . import program
-from .program import LEAST_MARGIN, Count, Positive, bar, begin, check_device, guarded, protection, publish, settings_of, table
+from .program import Among, Count, Positive, bar, begin, guarded, protection, publish, settings_of, table
 
 QUICK = (32, 100)
 ROW_SUM_TOLERANCE = 1e-9
@@ -39,7 +39,7 @@ class Options:
 
     runs: Count = 1_000  # CMDPs, played as one batch.
     episodes: Count = 2_000  # Episodes of every run.
-    learners: tuple[str, ...] = tuple(tc.LEARNERS)  # By name.
+    learners: Annotated[tuple[str, ...], Among(tc.LEARNERS)] = tuple(tc.LEARNERS)  # By name.
     scale: Positive = 0.1
     """Multiplies bonuses and widths where a learner has them; at 1, the paper's, constraints hardly ever bind this early."""
     quick: bool = False  # 32 runs of 100 episodes.
@@ -58,34 +58,20 @@ COUNTED = ("elastic", "infeasible", "max_iterations", "invalid")
 
 @dataclass
 class Tally:
-    """What happened to one learner, over all runs and episodes.
+    """What happened to one learner, over all runs and episodes."""
 
-    Attributes:
-        played: Run-episodes.
-        failures: Run-episodes that failed.
-        error: The exception that ended the learner's runs, if one did.
-        residual: The largest; NaN for a learner without a solver.
-        elastic, infeasible, max_iterations, invalid: How many projections and programs; None for a learner without.
-        seconds: It took.
-    """
-
-    played: int = 0
-    failures: int = 0
-    error: str = ""
-    residual: float = float("nan")
-    elastic: int | None = None
-    infeasible: int | None = None
-    max_iterations: int | None = None
-    invalid: int | None = None
+    played: int = 0  # run-episodes
+    failures: int = 0  # run-episodes that failed
+    error: str = ""  # the exception that ended the learner's runs, if one did
+    residual: float = float("nan")  # the largest; NaN for a learner without a solver
+    counts: dict[str, int] = field(default_factory=dict)  # of projections and programs by their end, for a learner with some
     seconds: float = 0.0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the soak; returns the exit code."""
     options, folder = begin(Options, arguments, "soak")
-    device = check_device(options.device)
-    for name in options.learners:
-        program.choose(name, tc.LEARNERS, "one of --learners")
+    device = program.check_device(options.device)
     if options.quick:
         options.runs, options.episodes = QUICK
     cmdps = tc.stack_cmdps([instance(options, j) for j in range(options.runs)]).to(device)
@@ -113,13 +99,15 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     """Play one learner in all CMDPs at once."""
     tally, start = Tally(), time.perf_counter()
     if guarded(name):
-        room = tc.slater_gap(cmdps) > LEAST_MARGIN
+        room = tc.slater_gap(cmdps) > program.LEAST_MARGIN
         if not room.any():
             return tally
         cmdps = tc.LayeredCMDP(cmdps.layout, *(x[room] for x in (cmdps.transitions, cmdps.rewards, cmdps.costs)))
     runs = len(cmdps.transitions)
     env = tc.Simulator(cmdps, tc.Bernoulli(cmdps.rewards), tc.Bernoulli(cmdps.costs, low=-1), runs=runs, seed=options.seed)
-    learner = make(name, cmdps, options)
+    settings: dict[str, Any] = dict.fromkeys({"bonus_scale", "radius_scale"} & settings_of(name), options.scale)
+    settings |= {"dtype": cmdps.dtype, "device": cmdps.device, **protection(name, cmdps, 0.5, seed=options.seed)}
+    learner = tc.LEARNERS[name](cmdps.layout, cmdps.constraints, options.episodes, runs=runs, **settings)
     tracker, sums = tc.Tracker(env), {}
     broken = torch.zeros((), dtype=torch.int64, device=cmdps.device)
     try:
@@ -129,7 +117,10 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
             tracker.update(shown, trajectory)
             learner.update(trajectory)
             diagnostics = learner.diagnostics()
-            broken = broken + (~_valid(learner.policy, cmdps.layout) | ~_finite(diagnostics, runs, cmdps.device)).sum()
+            sound = _valid(learner.policy, cmdps.layout)
+            for value in diagnostics.values():
+                sound = sound & value.isfinite()
+            broken = broken + (~sound).sum()
             for tag, value in diagnostics.items():
                 worst, total = sums.get(tag, (value, torch.zeros_like(value)))
                 sums[tag] = torch.maximum(worst, value), total + value
@@ -142,27 +133,20 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     tally.failures += int(broken) + int(lost.sum())
     if "Solver/residual" in sums:
         tally.residual = float(sums["Solver/residual"][0].max())
-    for name in COUNTED:
-        setattr(tally, name, int(sums[tag][1].sum()) if (tag := f"Solver/{name}") in sums else None)
+    tally.counts = {name: int(sums[tag][1].sum()) for name in COUNTED if (tag := f"Solver/{name}") in sums}
     tally.seconds = time.perf_counter() - start
     return tally
-
-
-def make(name: str, cmdps: tc.LayeredCMDP, options: Options) -> tc.Learner:
-    """The learner of that name, with bonuses and widths at a scale where it has them."""
-    settings: dict[str, Any] = dict.fromkeys({"bonus_scale", "radius_scale"} & settings_of(name), options.scale)
-    settings |= {"dtype": cmdps.dtype, "device": cmdps.device, **protection(name, cmdps, 0.5, seed=options.seed)}
-    return tc.LEARNERS[name](cmdps.layout, cmdps.constraints, options.episodes, runs=len(cmdps.transitions), **settings)
 
 
 def report(tallies: dict[str, Tally]) -> str:
     """A row a learner and a last one for all of them, and the exceptions below."""
     every = list(tallies.values())
-    sums: dict[str, Any] = {name: sum(getattr(t, name) or 0 for t in every) for name in ("played", "failures", *COUNTED, "seconds")}
+    sums: dict[str, Any] = {name: sum(getattr(tally, name) for tally in every) for name in ("played", "failures", "seconds")}
+    sums["counts"] = {kind: sum(tally.counts.get(kind, 0) for tally in every) for kind in COUNTED}
     worst = max((t.residual for t in every if t.residual == t.residual), default=float("nan"))
     rows = []
     for name, tally in {**tallies, "all": Tally(**sums, residual=worst)}.items():
-        counts = ["-" if count is None else f"{count:,}" for count in (getattr(tally, kind) for kind in COUNTED)]
+        counts = [f"{tally.counts[kind]:,}" if kind in tally.counts else "-" for kind in COUNTED]
         residual = "-" if tally.residual != tally.residual else f"{tally.residual:.1e}"
         rows.append([name, f"{tally.played:,}", f"{tally.failures:,}", residual, *counts, f"{tally.seconds:,.0f}"])
     header = ["learner", "run-episodes", "failures", "worst residual", *(kind.replace("_", " ") for kind in COUNTED), "seconds"]
@@ -175,11 +159,3 @@ def _valid(policy: Tensor, layout: tc.Layout) -> Tensor:
     fitting = (policy >= 0) & (layout.pair_mask(policy.device) | (policy == 0))
     sums = (policy.sum(-1) - layout.state_mask(policy.device).to(policy.dtype)).abs() <= tolerance
     return fitting.flatten(1).all(1) & sums.flatten(1).all(1)
-
-
-def _finite(diagnostics: dict[str, Tensor], runs: int, device: torch.device) -> Tensor:
-    """Which runs report finite numbers alone, `(runs,)`."""
-    finite = torch.ones(runs, dtype=torch.bool, device=device)
-    for value in diagnostics.values():
-        finite = finite & value.isfinite()
-    return finite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ import torchcmdp as tc
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.events import EVENTS, HALF_WIDTH, RunWriter
 from torchcmdp.learners import LEARNERS
+from torchcmdp.plotting.results import unbeaten
 
 from . import program
 from .program import Count, NotNegative, Positive, Share, plus_minus
@@ -88,7 +90,12 @@ def main(arguments: Sequence[str]) -> int:
     if leads:
         kept = ("memory", "name", "logdir", "device", "fresh")
         program.claim(folder, {name: value for name, value in asdict(options).items() if name not in kept}, options.fresh)
-        _announce(options, len(grid), size, chunk, folder)
+        print(
+            f"{LEARNERS[options.learner].name}, {len(grid)} combinations x {options.seeds} seeds = {runs:,} runs of "
+            f"{options.episodes:,} episodes, about {runs * size / 2**30:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most "
+            f"{options.memory:g} GiB, into {folder}",
+            file=sys.stderr,
+        )
     results = []
     for first in range(0, runs, chunk):
         result = play(options, cmdp, grid, first, min(chunk, runs - first), folder)
@@ -98,16 +105,6 @@ def main(arguments: Sequence[str]) -> int:
     if leads:
         _report(folder, options, grid, results)
     return 0
-
-
-def _announce(options: Options, combinations: int, size: int, chunk: int, folder: Path) -> None:
-    """What will be played, and how much memory that takes."""
-    runs, who = combinations * options.seeds, LEARNERS[options.learner].name
-    print(
-        f"{who}, {combinations} combinations x {options.seeds} seeds = {runs:,} runs of {options.episodes:,} episodes, about "
-        f"{runs * size / 2**30:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most {options.memory:g} GiB, into {folder}",
-        file=sys.stderr,
-    )
 
 
 def make_grid(options: Options, cmdp: tc.LayeredCMDP) -> list[dict[str, float]]:
@@ -132,11 +129,9 @@ def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: i
     place = folder / "chunks" / f"{first}-{first + runs - 1}"
     leads, how = process_rank() == 0, {"fresh": options.fresh, "log_every": max(1, options.episodes // POINTS)}
 
-    def make(count: int, offset: int) -> tuple[tc.Learner, tc.Simulator]:
-        return build(options, cmdp, grid, first + offset, count)
-
     label = f"runs {first} to {first + runs - 1}"
     with program.bar(None, label, total=options.episodes, unit="ep", disable=not leads) as shown:
+        make = lambda count, offset: build(options, cmdp, grid, first + offset, count)  # noqa: E731
         result = program.play_split(make, runs, options.episodes, place, shown if leads else None, **how)
     if result.completed and leads:  # in TensorBoard the mean over different settings means nothing
         for file in place.glob(EVENTS):
@@ -159,10 +154,8 @@ def build(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: 
 
 def pareto_front(points: Tensor) -> list[int]:
     """Which of the points, `(n x 2)`, no other beats: none is at most as large in both and smaller in one; by the second column."""
-    no_worse = (points[:, None] <= points[None]).all(-1)
-    better = no_worse & (points[:, None] < points[None]).any(-1)
-    kept = (~better.any(0) & points.isfinite().all(-1)).nonzero().squeeze(-1).tolist()
-    return sorted(kept, key=lambda j: (float(points[j, 1]), float(points[j, 0])))
+    known = {j: (x, y) for j, (x, y) in enumerate(points.tolist()) if math.isfinite(x + y)}
+    return sorted(unbeaten(known), key=lambda j: known[j][::-1])
 
 
 def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.RunResult]) -> None:
@@ -181,8 +174,8 @@ def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.Run
         row |= {column: float(mean[j]) for column, mean in means.items()}
         rows.append({**row, "front": front.index(j) + 1 if j in front else ""})
     program.write_table(folder / "sweep.csv", rows)
-    _write_tensorboard(folder, options, grid, results[0].episodes, bands)
-    swept = _swept(grid)
+    swept = [name for name in grid[0] if len({point[name] for point in grid}) > 1]
+    _write_tensorboard(folder, options, grid, swept, results[0].episodes, bands)
     found = f"{len(front)} of {len(grid)} combinations are on the front: no other has both less regret and less violation."
     where = f"All of them: {folder / 'sweep.csv'}; figure: {folder / 'front.png'}"
     where += f"\nTensorBoard, tab HParams: tensorboard --logdir {folder}"
@@ -190,11 +183,6 @@ def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.Run
     words += f"mean over {options.seeds} seeds and 95% intervals" if options.seeds > 1 else "one seed"
     figure = front_figure(rows, front, swept, words)
     program.publish(folder / "sweep.md", f"{_front_table(rows, front, swept)}\n\n{found}", where, {"front": figure})
-
-
-def _swept(grid: Grid) -> list[str]:
-    """The hyperparameters with several values."""
-    return [name for name in grid[0] if len({point[name] for point in grid}) > 1]
 
 
 def _front_table(rows: Sequence[dict[str, Any]], front: Sequence[int], swept: Sequence[str]) -> str:
@@ -208,13 +196,12 @@ def _front_table(rows: Sequence[dict[str, Any]], front: Sequence[int], swept: Se
 
 
 def _write_tensorboard(
-    folder: Path, options: Options, grid: Grid, episodes: Tensor, bands: Sequence[tuple[Tensor, Tensor]]
+    folder: Path, options: Options, grid: Grid, swept: Sequence[str], episodes: Tensor, bands: Sequence[tuple[Tensor, Tensor]]
 ) -> None:
     """One TensorBoard run a combination: its hyperparameters, and its curves with bands over seeds."""
     for file in folder.glob(f"grid/*/{EVENTS}"):  # those of an earlier call, which would show twice
         file.unlink()
     constants = {name: getattr(options, name) for name in ("episodes", "seeds", "delta", "seed")}
-    swept = _swept(grid)
     for j, point in enumerate(grid):
         writer = RunWriter(folder / "grid" / ",".join(f"{name}={point[name]!r}" for name in swept))
         writer.describe({**constants, "learner": point}, list(MEASURES))
@@ -224,4 +211,4 @@ def _write_tensorboard(
                 row[tag], row[tag + HALF_WIDTH] = float(mean[j, k]), float(half[j, k])
             writer.point(episode, row)
         writer.finish()
-        writer.close()
+        writer.flush()

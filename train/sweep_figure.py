@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from torchcmdp.plotting import GREY, INK, PALETTE, SMALL, blank, cross, thousands, tidy, zero_line
+from torchcmdp.plotting.style import GREY, INK, PALETTE, SMALL, blank, cross, thousands, tidy, zero_line
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
@@ -17,11 +17,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 def front_figure(rows: Sequence[Mapping[str, Any]], front: Sequence[int], swept: Sequence[str], words: str) -> Figure:
     """Means and 95% intervals; colours stand for the first hyperparameter swept, shapes for the second, numbers for the front.
 
-    Args:
-        rows: A combination each: its hyperparameters, "regret", "violation" and their "..._ci95".
-        front: Which of them are on the front, in the order of their numbers.
-        swept: The hyperparameters with several values.
-        words: Small print: who played, and how much.
+    A row is a combination, with "regret", "violation" and their "..._ci95"; `words` say in small print who played, and how much.
     """
     figure = blank(7.6, 4.8)
     axes = figure.add_subplot()

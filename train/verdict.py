@@ -77,7 +77,8 @@ def sentences(results: Results) -> list[str]:
     if not helped or not rest:
         return _pair(results, when)
     first, second = _pair(rest, "Without one, ")
-    return [_helped(helped, when), f"{first.removesuffix('.')}; {_continued(second, rest)}"]
+    second = second if second.startswith(tuple(rest)) else second[0].lower() + second[1:]  # a name keeps its letter
+    return [_helped(helped, when), f"{first.removesuffix('.')}; {second}"]
 
 
 def _helped(results: Results, when: str) -> str:
@@ -91,11 +92,6 @@ def _helped(results: Results, when: str) -> str:
         played = "" if share is None else f" and played that policy in {with_interval(share, '.1%')} of them"
         words.append(f"{label.removesuffix(BASELINE_GIVEN)} {broke}{played}, for a regret of {_number(results, label, 'regret')}")
     return f"{when}and given a safe policy to start from, {_join(words)}."
-
-
-def _continued(sentence: str, results: Results) -> str:
-    """A sentence as a part of another: with a small letter, unless it begins with a name."""
-    return sentence if sentence.startswith(tuple(results)) else sentence[0].lower() + sentence[1:]
 
 
 def _pair(results: Results, when: str) -> list[str]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torchcmdp
 from train.__main__ import COMMANDS, main
-from train.bench import BENCHMARKS
-from train.tune import STUDIES
+from train.bench import PARTS as BENCHMARKS
+from train.tune import PARTS as STUDIES
 
 ROOT = Path(__file__).parents[2]
 PARTS = {"bench": BENCHMARKS, "tune": STUDIES}
@@ -61,7 +61,7 @@ def commands() -> str:
         "Every command is `python -m train COMMAND`, and `torchcmdp COMMAND` after a `pip install`. Where a command prints "
         "a table, `--json` prints the same as JSON. This page is made from what `--help` prints.\n",
         "| command | what it does |\n|---|---|",
-        *(f"| [`{name}`](#{name}) | {command.purpose} |" for name, command in COMMANDS.items()),
+        *(f"| [`{name}`](#{name}) | {purpose} |" for name, purpose in COMMANDS.items()),
     ]
     for name in COMMANDS:
         parts.append(f"\n## {name}\n")

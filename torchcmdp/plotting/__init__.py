@@ -1,54 +1,24 @@
 """Figures in one house style: curves with 95% bands, growth on logarithmic axes, and regret beside violation."""
 
-from torchcmdp.plotting.curves import Curve, Panel, draw
-from torchcmdp.plotting.results import balance, bounds_of, figures, growth_panels, overview, panels, plot_curves, unbeaten
-from torchcmdp.plotting.style import (
-    COLOURS,
-    GREY,
-    INK,
-    PALETTE,
-    SMALL,
-    TITLE,
-    blank,
-    cross,
-    darker,
-    learner_of,
-    looks,
-    name_ends,
-    name_points,
-    save,
-    thousands,
-    tidy,
-    zero_line,
-)
+from torchcmdp.plotting.curves import Panel, draw
+from torchcmdp.plotting.results import balance, bounds_of, figures, growth_panels, overview, panels, plot_curves
+from torchcmdp.plotting.style import INK, PALETTE, SMALL, TITLE, blank, darker, save
 
 __all__ = [
-    "COLOURS",
-    "GREY",
     "INK",
     "PALETTE",
     "SMALL",
     "TITLE",
-    "Curve",
     "Panel",
     "balance",
     "blank",
     "bounds_of",
-    "cross",
     "darker",
     "draw",
     "figures",
     "growth_panels",
-    "learner_of",
-    "looks",
-    "name_ends",
-    "name_points",
     "overview",
     "panels",
     "plot_curves",
     "save",
-    "thousands",
-    "tidy",
-    "unbeaten",
-    "zero_line",
 ]

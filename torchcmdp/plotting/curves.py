@@ -76,7 +76,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
         raise InvalidInput(f"the panel {panel.ylabel!r} has no curves; it needs at least one.")
     means = {label: _summarise(label, *curve) for label, curve in panel.curves.items()}
     if panel.logarithmic:
-        means = {label: (x, *_above_zero(mean, half)) for label, (x, mean, half) in means.items()}
+        means = {label: (x, np.where(mean > 0, mean, np.nan), half) for label, (x, mean, half) in means.items()}
     looked = looks(means)
     for label, (x, mean, half) in means.items():
         colour, style = looked[label]
@@ -87,11 +87,10 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     notes = [_note(panel), panel.note]
     if panel.sqrt_guide:
         _draw_guide(axes, panel, means)
-    for label, curve in panel.bounds.items():
-        if not isinstance(curve, Sequence) or len(curve) != 2:
-            raise InvalidInput(f"the bound {label!r} is {brief(curve)}; expected episodes and values, (points,) each.")
-    for j, (label, (episodes, values)) in enumerate(panel.bounds.items()):
-        notes.append(_draw_bound(axes, label, array(episodes), array(values), limits, STYLES[1 + j % 3]))
+    for j, (label, bound) in enumerate(panel.bounds.items()):
+        if not isinstance(bound, Sequence) or len(bound) != 2:
+            raise InvalidInput(f"the bound {label!r} is {brief(bound)}; expected episodes and values, (points,) each.")
+        notes.append(_draw_bound(axes, label, array(bound[0]), array(bound[1]), limits, STYLES[1 + j % 3]))
     ends = []
     for label, (x, mean, _) in means.items():
         shown = np.flatnonzero(np.isfinite(mean))  # the regret is NaN where no policy is safe
@@ -129,11 +128,6 @@ def _scale(axes: Axes, panel: Panel, means: Mapping[str, tuple[Array, Array, Arr
             zero_line(axes)
     axes.set_ylim(bottom, top)
     return bottom, top
-
-
-def _above_zero(mean: Array, half: Array) -> tuple[Array, Array]:
-    """What logarithmic axes can show of a curve."""
-    return np.where(mean > 0, mean, np.nan), half
 
 
 def _note(panel: Panel) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 MEASURES = {
     "regret": "cumulative regret (reward)",
     "violation": "cumulative violation (cost)",
@@ -93,13 +94,9 @@ def growth_panels(results: Mapping[str, Any]) -> list[Panel]:
     """The same on logarithmic axes, with sqrt(t) to compare, and the exponent of the last half of each curve at its end."""
     found = []
     for name, ylabel in MEASURES.items():
-        known = _exponents(results, name)
-        look: dict[str, Any] = {
-            "remarks": {label: _power(b) for label, b in known.items()},
-            "sqrt_guide": True,
-            "logarithmic": True,
-            "note": "exponents: of the last half of what is drawn" if known else "",
-        }
+        powers = {label: _power(b) for label, b in _exponents(results, name).items()}
+        note = "exponents: of the last half of what is drawn" if powers else ""
+        look: dict[str, Any] = {"remarks": powers, "sqrt_guide": True, "logarithmic": True, "note": note}
         found.append(Panel(_curves(results, name), ylabel, _growth(results, name), **look))
     return found
 
@@ -141,9 +138,8 @@ def overview(results: Mapping[str, Any], title: str) -> Figure:
 def balance(results: Mapping[str, Any]) -> Figure:
     """What each ended with: regret against positive violation, and the share of its episodes that were unsafe."""
     figure = blank(10.6, 4.2)
-    plane, bars = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-    _draw_plane(plane, results)
-    _draw_shares(bars, results)
+    _draw_plane(figure.add_subplot(1, 2, 1), results)
+    _draw_shares(figure.add_subplot(1, 2, 2), results)
     return figure
 
 
@@ -167,19 +163,12 @@ def _draw_plane(axes: Axes, results: Mapping[str, Any]) -> None:
     title = "No policy is safe, so that there is no regret to compare"
     if len(ends) == 1:
         title = f"{ends[0][2]}: regret {minus(f'{ends[0][1]:,.0f}')} with {ends[0][0]:,.0f} of positive violation"
+    elif len(front) < len(ends):
+        title = f"Beaten by nobody in both: {', '.join(front)}"
     elif ends:
-        title = (
-            f"Beaten by nobody in both: {', '.join(front)}"
-            if len(front) < len(ends)
-            else "Each has less of one for more of the other"
-        )
-    tidy(
-        axes,
-        MEASURES["positive_violation"],
-        MEASURES["regret"],
-        title,
-        "small dots are runs, large ones their means with 95% intervals",
-    )
+        title = "Each has less of one for more of the other"
+    note = "small dots are runs, large ones their means with 95% intervals"
+    tidy(axes, MEASURES["positive_violation"], MEASURES["regret"], title, note)
 
 
 def _draw_shares(axes: Axes, results: Mapping[str, Any]) -> None:
@@ -200,7 +189,7 @@ def _draw_shares(axes: Axes, results: Mapping[str, Any]) -> None:
     axes.grid(False, axis="y")
 
 
-def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:
+def unbeaten(points: Mapping[T, tuple[float, float]]) -> list[T]:
     """Those than which no other is at most as large in both and smaller in one."""
 
     def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:

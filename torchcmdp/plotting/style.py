@@ -81,14 +81,7 @@ def blank(width: float, height: float) -> Figure:
 
 
 def tidy(axes: Axes, xlabel: str = "", ylabel: str = "", title: str | None = None, note: str = "") -> None:
-    """A thin grid, quiet ticks, a frame open above and to the right; what is measured in which unit, and what it shows.
-
-    Args:
-        axes: To be made tidy.
-        xlabel, ylabel: What, and in which unit.
-        title: The finding, in words; broken into lines that fit.
-        note: Small print below the axes.
-    """
+    """A thin grid, quiet ticks, a frame open above and to the right; what is measured in which unit, the finding, small print."""
     axes.tick_params(labelsize=SMALL + 0.5, colors=INK, length=3, width=0.7)
     axes.grid(True, which="major", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -133,9 +126,7 @@ def zero_line(axes: Axes, axis: str = "y") -> None:
 def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Names to the right of where curves end, moved apart where they would overlap; call it when the limits stand.
 
-    Args:
-        axes: With the curves.
-        ends: Of each the place in the data, its name and colour.
+    Of each end the place in the data, its name and colour.
     """
     if not ends:
         return
@@ -158,9 +149,7 @@ def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
 def name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
     """Names beside points, to the side where there is room, moved apart where they would overlap; call it when the limits stand.
 
-    Args:
-        axes: With the points.
-        points: Of each the place in the data, its name and colour.
+    Of each point the place in the data, its name and colour.
     """
     axes.autoscale_view()  # where nobody has set limits yet
     to_axes = axes.transData + axes.transAxes.inverted()
@@ -174,17 +163,11 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> 
         near, placed = placed[:reach], placed[reach:]  # whose names could overlap, one with the next
         for (x, y, name, colour), place in zip(near, _apart([y + line for _, y, _, _ in near], [line] * len(near)), strict=True):
             side = -1 if x > 0.7 else 1
-            look: dict[str, Any] = {
-                "fontsize": SMALL + 1,
-                "color": darker(colour),
-                "ha": "left" if side > 0 else "right",
-                "zorder": 6,
-            }
+            look: dict[str, Any] = {"color": darker(colour), "ha": "left" if side > 0 else "right", "zorder": 6}
             arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4, "alpha": 0.8}
             start = _free(x, place, side, everywhere, letter * len(name), line)
-            axes.annotate(
-                name, (x, y), (start, place), "axes fraction", "axes fraction", arrow, va="center", path_effects=_halo(), **look
-            )
+            look |= {"va": "center", "fontsize": SMALL + 1, "path_effects": _halo()}
+            axes.annotate(name, (x, y), (start, place), "axes fraction", "axes fraction", arrow, **look)
 
 
 def _free(x: float, y: float, side: int, points: Sequence[tuple[float, float]], width: float, line: float) -> float:
@@ -205,25 +188,15 @@ def _halo() -> list[Any]:
 
 
 def _apart(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """The nearest places, in the same order, at which things so high do not overlap: blocks that touch are merged and centred."""
-    order = sorted(range(len(wanted)), key=lambda j: wanted[j])
-    blocks: list[tuple[list[int], float]] = []  # members from below, and their common centre
-    for j in order:
-        members, centre = [j], wanted[j]
-        while blocks:
-            below, middle = blocks[-1]
-            if middle + sum(heights[i] for i in below) / 2 <= centre - sum(heights[i] for i in members) / 2:
-                break
-            blocks.pop()
-            members = below + members
-            centre = sum(wanted[i] for i in members) / len(members)
-        blocks.append((members, centre))
-    places, low = [0.0] * len(wanted), 0.0  # nothing below zero, where the ticks are
-    for members, centre in blocks:
-        low = max(low, centre - sum(heights[i] for i in members) / 2)
-        for i in members:
-            places[i], low = low + heights[i] / 2, low + heights[i]
-    return places
+    """The nearest places, in the same order, at which things so high do not overlap; none below zero, where the ticks are."""
+    order, n = np.argsort(wanted, kind="stable"), len(wanted)
+    high = np.asarray(heights)[order]
+    stacked = np.cumsum(high) - high / 2  # with no room between them
+    room = np.asarray(wanted)[order] - stacked  # it must not fall: isotonic regression, by its formula
+    risen = [max(0.0, *(min(room[i : k + 1].mean() for k in range(j, n)) for i in range(j + 1))) for j in range(n)]
+    places = np.empty(n)
+    places[order] = stacked + risen
+    return [float(place) for place in places]
 
 
 def _inches(axes: Axes) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,7 @@ from torchcmdp.tuning.study import Study
 
 
 class Fresh:
-    """Every step plays whole runs of its own.
-
-    Args:
-        study, names, repeats: As in `Estimator.samples`.
-        how: The estimator.
-        seed: Step j uses seed + j.
-    """
+    """Every step plays whole runs of its own, step j with seed + j, for the samples of an estimator."""
 
     def __init__(self, study: Study, names: tuple[str, ...], how: Estimator, repeats: int, seed: int) -> None:
         self.study, self.names, self.how, self.repeats, self.seed = study, names, how, repeats, seed
@@ -78,14 +72,6 @@ class Online(Fresh):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         super().restore(state)
-        groups: Sequence[Mapping[str, Any]] = state["groups"]
-        self._groups = [self._pairs(int(held["seed"])) for held in groups]
-        for group, held in zip(self._groups, groups, strict=True):
+        self._groups = [self._pairs(int(held["seed"])) for held in state["groups"]]
+        for group, held in zip(self._groups, state["groups"], strict=True):
             group.restore(held)
-
-
-def source_of(study: Study, names: tuple[str, ...], how: Estimator, repeats: int, seed: int) -> Fresh:
-    """Where the gradients of a descent come from."""
-    if isinstance(how, Smoothed) and how.window is not None:
-        return Online(study, names, how, repeats, seed)
-    return Fresh(study, names, how, repeats, seed)

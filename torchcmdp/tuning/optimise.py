@@ -18,7 +18,8 @@ from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, posi
 from torchcmdp.folder import RunFolder
 from torchcmdp.tuning.estimators import Estimator
 from torchcmdp.tuning.gradient import Estimate, estimator_of, log_point
-from torchcmdp.tuning.online import Fresh, source_of
+from torchcmdp.tuning.online import Fresh, Online
+from torchcmdp.tuning.smoothed import Smoothed
 from torchcmdp.tuning.study import Study, check_study
 
 Box = Mapping[str, tuple[float, float]]
@@ -133,7 +134,10 @@ def optimise(
     point = log_point(start)
     low, high = log_box(box, names)
     log_scales = torch.nn.Parameter(point.clamp(low, high))
-    source = source_of(study, names, estimator_of(descent.estimator), descent.repeats, descent.seed)
+    how, luck = estimator_of(descent.estimator), (descent.repeats, descent.seed)
+    source = Fresh(study, names, how, *luck)
+    if isinstance(how, Smoothed) and how.window is not None:
+        source = Online(study, names, how, *luck)
     session = _Session(names, log_scales, torch.optim.Adam([log_scales], lr=descent.learning_rate), source)
     place = None if folder is None else RunFolder(Path(folder), fresh)
     settings = _settings(study, start, descent, box, config)
@@ -143,7 +147,14 @@ def optimise(
             if state is not None:
                 session.restore(state)
             place.begin(settings, session.rows, ())
-        _descend(study, session, descent, (low, high), place, settings, progress)
+        with _bar(progress, "tuning", descent.steps * study.horizon, len(session.rows) * study.horizon) as bar:
+            while not session.done(descent):
+                found = source.step(len(session.rows), log_scales.detach().clone(), bar.update)
+                session.step(found, descent, low, high)
+                bar.set_postfix_str(f"step {len(session.rows)}, objective {found.objective:.4f}", refresh=False)
+                if place is not None:
+                    place.append(session.rows[-1], {})
+                    place.save(session.state(), settings)
         if place is not None:
             place.finish({}, len(session.rows))
     finally:
@@ -151,26 +162,6 @@ def optimise(
             place.close()
     tail = torch.tensor(session.points[-math.ceil(len(session.points) / 3) :], dtype=torch.float64).mean(0).exp()
     return TuningResult(dict(zip(names, tail.tolist(), strict=True)), session.rows, source.run_episodes)
-
-
-def _descend(
-    study: Study,
-    session: _Session,
-    descent: Descent,
-    box: tuple[Tensor, Tensor],
-    place: RunFolder | None,
-    settings: Mapping[str, Any],
-    progress: Progress,
-) -> None:
-    done, total = len(session.rows), descent.steps * study.horizon
-    with _bar(progress, "tuning", total, done * study.horizon) as bar:
-        while not session.done(descent):
-            found = session.source.step(len(session.rows), session.log_scales.detach().clone(), bar.update)
-            session.step(found, descent, *box)
-            bar.set_postfix_str(f"step {len(session.rows)}, objective {found.objective:.4f}", refresh=False)
-            if place is not None:
-                place.append(session.rows[-1], {})
-                place.save(session.state(), settings)
 
 
 def random_search(

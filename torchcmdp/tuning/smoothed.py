@@ -104,14 +104,7 @@ class Smoothed(Estimator):
 
 
 class Pairs:
-    """Antithetic pairs under way: run i and run n + i have the same random numbers, and scales on two sides of a point.
-
-    Args:
-        how: With what noise, in which windows.
-        study, names: As in `Estimator.samples`.
-        pairs: How many, n.
-        seed: Of the noise and of the trajectories.
-    """
+    """Antithetic pairs under way: run i and run n + i have the same random numbers, and scales on two sides of a point."""
 
     def __init__(self, how: Smoothed, study: Study, names: tuple[str, ...], pairs: int, seed: int) -> None:
         self.how, self.study, self.names, self.pairs, self.seed = how, study, names, pairs, seed

@@ -156,33 +156,19 @@ class Study:
             return whole.played()
         if not isinstance(learner, WCOPS) and feedback != "sampled":
             raise InvalidInput(f'feedback is {feedback!r}, which only WCOPS has; of {type(learner).__name__} take "sampled".')
-        groups = instances if groups is None else groups
-        return _play(learner, env, self.horizon, feedback, memory, _Baseline(groups.to(env.device)), tick)
+        groups = torch.unique(instances if groups is None else groups, return_inverse=True)[1].to(env.device)
+        return _play(learner, env, self.horizon, feedback, memory, groups, tick)
 
 
-class _Baseline:
-    """Leave-one-out means over groups of runs; zero for a run that is alone."""
-
-    def __init__(self, groups: Tensor) -> None:
-        self._index = torch.unique(groups, return_inverse=True)[1]
-        sizes = torch.bincount(self._index)
-        self._others = (sizes[self._index] - 1).unsqueeze(-1)
-        self._groups = len(sizes)
-
-    def __call__(self, values: Tensor) -> Tensor:
-        """The mean over the other runs of its group, for every run: `(runs x n)` to `(runs x n)`."""
-        sums = values.new_zeros(self._groups, values.shape[-1]).index_add(0, self._index, values)
-        return (sums[self._index] - values) * (self._others > 0) / self._others.clamp_min(1)
+def _of_others(values: Tensor, groups: Tensor) -> Tensor:
+    """For every run the mean over the others of its group, from 0 on: `(runs x n)` to `(runs x n)`; zero where it is alone."""
+    others = (torch.bincount(groups)[groups] - 1).unsqueeze(-1)
+    sums = torch.zeros_like(values).index_add(0, groups, values)
+    return (sums[groups] - values) * (others > 0) / others.clamp_min(1)
 
 
 def _play(
-    learner: Learner,
-    env: Simulator,
-    horizon: int,
-    feedback: str,
-    memory: float,
-    baseline: _Baseline,
-    tick: Callable[[], Any] | None,
+    learner: Learner, env: Simulator, horizon: int, feedback: str, memory: float, groups: Tensor, tick: Callable[[], Any] | None
 ) -> Played:
     """All episodes. In forward mode nothing but the current state carries a tangent, so memory does not grow with the horizon."""
     m = env.cmdp.constraints
@@ -202,7 +188,7 @@ def _play(
         if feedback == "sampled":
             # what an episode comes to in expectation depends on the trajectories before it, and on no others (the causal form)
             parts = torch.stack([episode_loss, costs.clamp_min(0).sum(-1)], dim=-1).detach()
-            score = score + (parts - baseline(parts)) * log_likelihood.unsqueeze(-1)
+            score = score + (parts - _of_others(parts, groups)) * log_likelihood.unsqueeze(-1)
             log_likelihood = memory * log_likelihood + _log_likelihood(policy, trajectory)
             learner.update(trajectory)
         else:

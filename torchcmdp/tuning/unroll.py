@@ -53,12 +53,7 @@ class Played:
 
 
 class Unroll:
-    """Runs of a learner in a simulator, played window by window.
-
-    Args:
-        learner, env: Before their first episode.
-        horizon: Episodes of a whole run.
-    """
+    """Runs of a learner in a simulator, both before their first episode, played window by window."""
 
     def __init__(self, learner: Learner, env: Simulator, horizon: int) -> None:
         self.learner, self.env = learner, env

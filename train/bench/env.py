@@ -11,13 +11,13 @@ import numpy as np
 from torchcmdp import Bernoulli, random_cmdp
 
 from ..program import Count, begin, publish, table
-from . import median_seconds
+from . import BenchOptions, median_seconds
 
 AIM = 2.0
 
 
 @dataclass
-class Options:
+class Options(BenchOptions):
     """Time steps with random actions, resets included, without wrappers.
 
     Examples:
@@ -28,9 +28,6 @@ class Options:
     steps: Count = 20_000  # Steps of a measurement.
     repeats: Count = 5  # Measurements of each environment; medians count.
     num_envs: Count = 128  # Runs of the vector environment.
-    seed: int = 0  # Seed of the random CMDP and of the actions.
-    name: str = "bench"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 def player(env: Any, steps: int, seed: int) -> Callable[[], None]:

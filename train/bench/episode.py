@@ -13,13 +13,14 @@ from torchcmdp.kernels.threads import available
 from torchcmdp.run.session import Session
 
 from ..program import Count, Positive, Whole, bar, begin, publish, table
+from . import BenchOptions
 
 # Run-episodes per second of the torch path on one core, before anything but the projection was compiled.
 BEFORE = {1: 300, 10: 2_700, 32: 5_400, 128: 11_000, 1024: 24_000}
 
 
 @dataclass
-class Options:
+class Options(BenchOptions):
     """Time whole episodes of WC-OPS, play, measure and learn, by both engines in the same process.
 
     The runs are those of `python -m train`: 1-4-4-4-1 states, 3 actions, 2 constraints, the paper's constants.
@@ -33,9 +34,6 @@ class Options:
     episodes: Count = 50  # Episodes before anything is timed, and at least timed.
     seconds: Positive = 2.0  # How long each engine is timed, in turns of a tenth of that.
     cvxpy_episodes: Whole = 0  # Episodes timed with the projection through cvxpylayers; 0 leaves it out.
-    seed: int = 0  # Of the CMDP and of all random numbers.
-    name: str = "bench"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 def session_of(cmdp: tc.LayeredCMDP, runs: int, seed: int, solver: str = "newton") -> Session:
@@ -68,13 +66,8 @@ def main(arguments: Sequence[str]) -> int:
             for _ in range(10)
         ]
         compiled, slow = (max(speed[engine] for speed in speeds) for engine in ("compiled", "torch"))
-        row = [
-            str(runs),
-            f"{compiled:,.0f}",
-            f"{slow:,.0f}",
-            f"{compiled / slow:.1f}x",
-            f"{BEFORE[runs]:,}" if runs in BEFORE else "-",
-        ]
+        before = f"{BEFORE[runs]:,}" if runs in BEFORE else "-"
+        row = [str(runs), f"{compiled:,.0f}", f"{slow:,.0f}", f"{compiled / slow:.1f}x", before]
         if options.cvxpy_episodes > 0:
             row.append(f"{play(session_of(cmdp, runs, options.seed, 'cvxpy'), 'torch', options.cvxpy_episodes, 0.0):,.1f}")
         rows.append(row)

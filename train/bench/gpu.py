@@ -15,17 +15,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
 import torchcmdp as tc
 from torchcmdp.errors import InvalidInput
-from torchcmdp.kernels.engine import using
 from torchcmdp.layout import Layout
+from torchcmdp.run.session import Session
 
-from ..program import Count, Positive, Whole, bar, begin, choose, publish, table
-from . import median_seconds
+from ..program import Among, Count, Positive, Whole, bar, begin, publish, table
+from . import BenchOptions, median_seconds
+from .episode import play, session_of
 
 KERNELS = ("projection", "pull", "episode")
 MISSING = 'numba-cuda is not installed, without which no kernel becomes code for a GPU: pip install "torchcmdp[cuda]".'
@@ -33,7 +34,7 @@ NO_GPU = "there is no GPU here that PyTorch and numba-cuda find, so that nothing
 
 
 @dataclass
-class Options:
+class Options(BenchOptions):
     """What the compiler makes of the kernels of the projection, its derivative (pull) and an episode of WC-OPS, for several GPUs.
 
     With --static no GPU is needed: PTX by numba-cuda, machine code by ptxas where there is one, its registers, spills and sizes;
@@ -47,7 +48,7 @@ class Options:
     """
 
     static: bool = False  # Compile and count, and time nothing.
-    kernels: tuple[str, ...] = KERNELS  # Among projection, pull and episode.
+    kernels: Annotated[tuple[str, ...], Among(KERNELS)] = KERNELS  # Among projection, pull and episode.
     architectures: tuple[Count, ...] = (75, 80, 90)  # Compute capabilities: 80 is 8.0.
     widths: tuple[Count, ...] = (1, 4, 4, 4, 1)  # States of each layer.
     actions: Count = 3  # Actions of each state.
@@ -55,9 +56,6 @@ class Options:
     instances: Whole = 8  # That are counted in the simulator, and episodes; 0 leaves it out.
     batches: tuple[Count, ...] = (128, 1024, 8192, 65536)  # Instances, or runs, that are timed at once.
     seconds: Positive = 1.0  # Least time spent on repeating each measurement.
-    seed: int = 0  # Of the CMDP and of all random numbers.
-    name: str = "bench"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 class Code(NamedTuple):
@@ -75,21 +73,15 @@ class Code(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     options, folder = begin(Options, arguments, "bench gpu")
-    for name in options.kernels:
-        choose(name, KERNELS, "one of --kernels")
     Layout(options.widths, options.actions)  # refused here, and not after the other kernels have been compiled
     publish(folder / "gpu.md", _static(options) if options.static else _timed(options))
     return 0
 
 
-def session(options: Options, runs: int, device: str = "cpu") -> Any:
+def session(options: Options, runs: int, device: str = "cpu") -> Session:
     """A run of WC-OPS that nobody logs."""
-    from torchcmdp.distributed import Crew
-    from torchcmdp.run.session import Session
-
     cmdp = tc.random_cmdp(options.widths, options.actions, options.constraints, seed=options.seed).to(device)
-    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=options.seed)
-    return Session(tc.WCOPS.for_env(env, horizon=20_000), env, 10**9, 10**9, Crew(runs, alone=True))
+    return session_of(cmdp, runs, options.seed)
 
 
 def launched(name: str, options: Options, batch: int = 4) -> tuple[Any, tuple[Any, ...]]:
@@ -243,14 +235,7 @@ def _microseconds(name: str, batch: int, device: str, options: Options) -> float
 
     if name == "episode":
         run, least = session(options, batch, device), 20
-
-        def work() -> None:
-            before = run.played
-            with using("auto"):
-                while run.played < before + least:
-                    run.advance(before + least - run.played)
-
-        return 1e6 * median_seconds(work, 3, options.seconds) / batch / least
+        return 1e6 * median_seconds(lambda: play(run, "auto", least, 0.0), 3, options.seconds) / batch / least
     found = capture(Size(options.widths, options.actions, options.constraints), options.seed, min(batch, 1024))
     found = found.changed(lambda tensor: tensor.repeat(-(-batch // len(tensor)), *[1] * (tensor.dim() - 1))[:batch].to(device))
     target, loss = found.log_target.requires_grad_(name == "pull"), found.loss.to(device)

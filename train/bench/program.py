@@ -15,13 +15,13 @@ from torchcmdp.safe_set import SafeSet
 
 from .. import extended_lp
 from ..program import Count, bar, begin, publish, table
-from . import median_seconds
+from . import BenchOptions, median_seconds
 
 AIM = 20
 
 
 @dataclass
-class Options:
+class Options(BenchOptions):
     """Time the optimistic linear program on what OptCMDP asks midway through a run, against HiGHS on the extended program.
 
     HiGHS gets its matrices ready-made: only its two calls an instance (least violation, then best reward; the first is left out
@@ -37,9 +37,6 @@ class Options:
     episodes: Count = 300  # Episodes that OptCMDP plays before its programs are timed.
     repeats: Count = 20  # Timed repetitions of ours; the median counts.
     highs_instances: Count = 20  # Instances given to HiGHS; its time per instance is their mean.
-    seed: int = 0  # Of the CMDPs and of all random numbers.
-    name: str = "bench"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 def instances(constraints: int, runs: int, episodes: int, seed: int) -> tuple[torch.Tensor, SafeSet]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Annotated, Any, NamedTuple
 
 import cvxpy as cp
 import torch
@@ -17,8 +17,8 @@ from torchcmdp.kernels.engine import using
 from torchcmdp.projection import DEFAULT_CAP
 from torchcmdp.projection.cvxpy_layer import build_problem, merge_args, solve_layer
 
-from ..program import Count, Positive, bar, begin, choose, publish, table, write_table
-from . import median_seconds
+from ..program import Among, Count, Positive, bar, begin, publish, table, write_table
+from . import BenchOptions, median_seconds
 
 
 class Size(NamedTuple):
@@ -71,7 +71,7 @@ AIMS = [
 
 
 @dataclass
-class Options:
+class Options(BenchOptions):
     """Time the projection against cvxpylayers (Moreau and DIFFCP with their default settings) and Clarabel through cvxpy.
 
     The instances are captured from WC-OPS runs midway, half of them with a binding safety constraint. The rivals' times leave out
@@ -82,13 +82,10 @@ class Options:
       python -m train bench projection --sizes paper --batches 10 128
     """
 
-    sizes: tuple[str, ...] = ("small", "paper", "large")
+    sizes: Annotated[tuple[str, ...], Among(SIZES)] = ("small", "paper", "large")
     """Among small (1-3-3-1, 2 actions, 1 constraint), paper (1-4-4-4-1, 3, 2) and large (7 layers of 8, 4, 3)."""
     batches: tuple[Count, ...] = (1, 10, 32, 128, 1024)  # How many instances are solved at once.
-    seed: int = 0  # Of the CMDPs and of the runs that the instances come from.
     seconds: Positive = 1.0  # Least time spent on repeating each measurement of ours.
-    name: str = "bench"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 class Instances(NamedTuple):
@@ -152,12 +149,8 @@ def capture(size: Size, seed: int, count: int) -> Instances:
 
 def ours(instances: Instances, backend: str) -> tc.ProjectionResult:
     """Our own projection of a batch."""
-    return tc.project(instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, solver=_newton(backend))
-
-
-@cache
-def _newton(backend: str) -> tc.Newton:
-    return tc.Newton(backend=backend)
+    solver = tc.Newton(backend=backend)
+    return tc.project(instances.loss, None, instances.safe_set, 1.0, log_reference=instances.log_target, solver=solver)
 
 
 def rival(instances: Instances, name: str) -> Tensor:
@@ -167,10 +160,13 @@ def rival(instances: Instances, name: str) -> Tensor:
     return solve_layer(instances.safe_set, DEFAULT_CAP, options["solver"], args, instances.log_target)[0]
 
 
+compiled_problem = cache(build_problem)
+
+
 def clarabel(instances: Instances) -> None:
     """Clarabel through cvxpy, one instance after the other, with the compiled problem kept."""
     layout, m = instances.safe_set.layout, instances.safe_set.constraints
-    problem, parameters, _ = _clarabel_problem(layout, m)
+    problem, parameters, _ = compiled_problem(layout, m, DEFAULT_CAP)
     real = layout.transition_mask()
     several = real & (layout.next_widths() > 1).unsqueeze(-1)
     for j in range(len(instances.log_target)):
@@ -180,23 +176,6 @@ def clarabel(instances: Instances) -> None:
         for parameter, value in zip(parameters, values, strict=True):
             parameter.value = value.numpy()
         problem.solve(solver=cp.CLARABEL)
-
-
-@cache
-def _clarabel_problem(layout: tc.Layout, constraints: int) -> Any:
-    return build_problem(layout, constraints, DEFAULT_CAP)
-
-
-def with_backward(solve: Callable[[Instances], Tensor], instances: Instances) -> Callable[[], object]:
-    """Solve, and pull a fixed cotangent back to every input."""
-    part = instances.changed(lambda tensor: tensor.clone().requires_grad_())
-    cotangent = torch.linspace(0, 1, part.log_target.numel(), dtype=torch.float64).view_as(part.log_target)
-    return lambda: torch.autograd.grad(solve(part), part.tensors, cotangent)
-
-
-def milliseconds(work: Callable[[], object], count: int, seconds: float, least: int = 1) -> float:
-    """Median time per instance of repeating `work` on `count` instances for at least so many seconds, after one warm-up."""
-    return 1e3 * median_seconds(work, least, seconds) / count
 
 
 def error(result: tc.ProjectionResult) -> str:
@@ -212,13 +191,14 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
         row: dict[str, Any] = {"size": name, "batch": batch, "mode": mode}
 
         def timed(
-            solve: Callable[[Instances], Tensor], count: int, least: int = 3, budget: float = seconds, mode: str = mode
+            solve: Callable[[Instances], Any], count: int, least: int = 3, budget: float = seconds, mode: str = mode
         ) -> float:
-            part = instances.take(torch.arange(count))
-            if mode == "forward":
-                with torch.no_grad():
-                    return milliseconds(lambda: solve(part), count, budget, least)
-            return milliseconds(with_backward(solve, part), count, budget, least)
+            part, backward = instances.take(torch.arange(count)), mode != "forward"
+            part = part.changed(lambda tensor: tensor.requires_grad_(backward))
+            cotangent = torch.linspace(0, 1, part.log_target.numel(), dtype=torch.float64).view_as(part.log_target)
+            pulled = lambda: torch.autograd.grad(solve(part), part.tensors, cotangent)  # noqa: E731
+            with torch.set_grad_enabled(backward):
+                return 1e3 * median_seconds(pulled if backward else lambda: solve(part), least, budget) / count
 
         for backend in ("compiled", "torch"):
             row[backend] = timed(lambda part, backend=backend: ours(part, backend).occupancy, batch)  # type: ignore[misc]
@@ -228,9 +208,7 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
         # that kernel ran on a slower machine: what it would take here if Moreau had kept its pace
         before, moreau = BEFORE.get((batch, mode), (math.nan, 1.0)) if name == "paper" else (math.nan, 1.0)
         row["before"] = before / moreau * row["Moreau"]
-        count = min(batch, limit["Clarabel"])
-        forward = partial(clarabel, instances.take(torch.arange(count)))
-        row["Clarabel"] = milliseconds(forward, count, 0.0) if mode == "forward" else math.nan
+        row["Clarabel"] = timed(clarabel, min(batch, limit["Clarabel"]), 1, 0.0) if mode == "forward" else math.nan
         rows.append(row)
     return rows
 
@@ -238,8 +216,6 @@ def measure(name: str, instances: Instances, batch: int, seconds: float) -> list
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     options, folder = begin(Options, arguments, "bench projection")
-    for name in options.sizes:
-        choose(name, SIZES, "one of --sizes")
     rows, errors = [], []
     for name in options.sizes:
         instances = capture(SIZES[name], options.seed, max(options.batches))
@@ -260,13 +236,7 @@ def report(rows: list[dict[str, Any]], errors: list[list[str]]) -> str:
 
     def against(row: dict[str, Any], solver: str) -> str:
         ratio = row[solver] / row["compiled"]
-        return (
-            "-"
-            if math.isnan(ratio)
-            else f"{row[solver]:.3g} ({ratio:.1f}x)"
-            if ratio < 9.5
-            else f"{row[solver]:.3g} ({ratio:.0f}x)"
-        )
+        return "-" if math.isnan(ratio) else f"{row[solver]:.3g} ({ratio:.{1 if ratio < 9.5 else 0}f}x)"
 
     rivals = ("before", "Moreau", "DIFFCP", "Clarabel")
     body = []

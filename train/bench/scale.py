@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.plotting import COLOURS, GREY, SMALL, blank, tidy
+from torchcmdp.plotting.style import COLOURS, GREY, SMALL, blank, tidy
 
 from ..program import Count, bar, begin, check_device, plus_minus, publish, table
+from . import BenchOptions
 from .episode import session_of
 
 INNER_LAYERS, INNER_WIDTH = 3, 4
@@ -23,7 +24,7 @@ DIRECTIONS = {"batches": "runs in a batch", "widths": "states in a layer", "laye
 
 
 @dataclass
-class Options:
+class Options(BenchOptions):
     """Time episodes of WC-OPS while one size grows, and fit how the cost grows with it.
 
     The sizes that do not grow are those of the paper's experiments: 3 layers of 4 states between the first and the last, 3
@@ -42,25 +43,16 @@ class Options:
     runs: Count = 64  # Runs played at once while widths or layers grow.
     episodes: Count = 20  # Episodes of a measurement, after as many that are not timed.
     repeats: Count = 3  # Measurements of each size; the intervals of the exponents are 95% over them.
-    seed: int = 0  # Of the CMDPs and of all random numbers.
     device: str = "cpu"  # Where to compute: cpu, cuda, cuda:1, ...
-    name: str = "bench"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """What was measured while one size grew.
+    """What was measured while one size grew."""
 
-    Attributes:
-        sizes: `(n,)`.
-        runs: Runs played at once at each size, `(n,)`.
-        seconds: Per episode of all these runs, `(repeats x n)`.
-    """
-
-    sizes: Tensor
-    runs: Tensor
-    seconds: Tensor
+    sizes: Tensor  # (n,)
+    runs: Tensor  # played at once at each size, (n,)
+    seconds: Tensor  # per episode of all these runs, (repeats x n)
 
     @property
     def speed(self) -> Tensor:
@@ -78,9 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     options, folder = begin(Options, arguments, "bench scale")
     device = check_device(options.device)
-    for name in DIRECTIONS:
-        if len(set(getattr(options, name))) < 3:
-            raise tc.InvalidInput(f"--{name} has fewer than three sizes; a fit to the larger half needs at least three.")
+    options.check_sizes(*DIRECTIONS)
     growths = {name: grow(name, options, device) for name in DIRECTIONS}
     where = f"Written to {folder / 'scale.md'}; figure: {folder / 'scale.png'}"
     publish(folder / "scale.md", report(growths), where, scale_figure(growths))
@@ -142,9 +132,8 @@ def scale_figure(growths: dict[str, Growth]) -> Figure:
         _draw(axes, growth)
         power = plus_minus(*growth.exponent, ".2f").replace("+-", r"\pm")
         title = f"Time grows with the power ${power}$"
-        tidy(
-            axes, DIRECTIONS[name], "" if j else "milliseconds per episode", title, "WC-OPS; band: slowest and fastest measurement"
-        )
+        note = "WC-OPS; band: slowest and fastest measurement"
+        tidy(axes, DIRECTIONS[name], "" if j else "milliseconds per episode", title, note)
     return figure
 
 

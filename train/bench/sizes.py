@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor
 
 import torchcmdp as tc
 
-from ..program import Count, bar, begin, choose, one_thread, plus_minus, publish, table
-from . import median_seconds
+from ..program import Among, Count, bar, begin, one_thread, plus_minus, publish, table
+from . import BenchOptions, median_seconds
 
 WORLDS = ("frozen-lake", "taxi")
 # Seconds of CPU of an episode of one run before there were successor lists, and the aims.
@@ -26,7 +26,7 @@ WIDTH, ACTIONS, SLOTS = 8, 3, 3
 
 
 @dataclass
-class Options:
+class Options(BenchOptions):
     """Time episodes of WC-OPS on FrozenLake 8x8 with 50 steps and Taxi with 30 steps and its drawn start, one run, one core.
 
     Each is measured in a process of its own, for its peak memory: with successor lists, and without where that is asked for. Then
@@ -38,135 +38,95 @@ class Options:
       python -m train bench sizes --dense frozen-lake --episodes 50
     """
 
-    worlds: tuple[str, ...] = WORLDS  # Environments: frozen-lake, taxi.
-    dense: tuple[str, ...] = ("frozen-lake",)  # Which of them also without lists; taxi then takes 5 GB and minutes.
+    worlds: Annotated[tuple[str, ...], Among(WORLDS)] = WORLDS  # Environments: frozen-lake, taxi.
+    dense: Annotated[tuple[str, ...], Among(WORLDS)] = ("frozen-lake",)
+    """Which of them also without lists; taxi then takes 5 GB and minutes."""
     episodes: Count = 20  # Episodes of a measurement, after two that are not timed.
     layers: tuple[Count, ...] = (8, 16, 32, 64, 128)  # Layers of 8 states, 3 actions, 3 successors a pair; at least three sizes.
     successors: tuple[Count, ...] = (2, 4, 8, 16)  # Successors of a pair in 8 layers of 16 states, 3 actions; at least three sizes.
     repeats: Count = 5  # Measurements of each size; the intervals of the exponents are 95% over them.
-    seed: int = 0  # Of the instances and of all random numbers.
-    name: str = "bench"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     options, folder = begin(Options, arguments, "bench sizes")
-    for world in (*options.worlds, *options.dense):
-        choose(world, WORLDS, "an environment")
-    for name in ("layers", "successors"):
-        if len(set(getattr(options, name))) < 3:
-            raise tc.InvalidInput(f"--{name} has fewer than three sizes; a fit to the larger half needs at least three.")
+    options.check_sizes("layers", "successors")
     asked = [(world, dense) for world in options.worlds for dense in (False, True) if not dense or world in options.dense]
-    rows = [in_own_process(*each, options) for each in bar(asked, "environments", leave=False)]
+    rows = []
+    for each in bar(asked, "environments", leave=False):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:  # a process that has done nothing else
+            rows.append(pool.apply(measure, (*each, options.episodes, options.seed)))
+    header = ["environment", "successors", "L x S x A x K", "transitions", "ms CPU per episode", "before / now", "aim"]
+    text = table([*header, "peak MB", "of which not libraries"], rows, "episodes")
+    times, fits = [], []
     with one_thread():
-        growth = [grow(name, options) for name in ("layers", "successors")]
-    publish(folder / "sizes.md", f"{episode_table(rows)}\n\n{growth_table(growth)}", f"Written to {folder / 'sizes.md'}")
+        for name in ("layers", "successors"):
+            of_sizes, exponents = grow(name, options)
+            times += of_sizes
+            fits += exponents
+    text += f"\n\n{table(['what grows', 'size', 'transitions', 'us per Newton iteration', 'ns per transition'], times, 'times')}"
+    text += f"\n\n{table(['what grows', 'against', 'cost grows as its power'], fits, 'exponents')}"
+    publish(folder / "sizes.md", text)
     return 0
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What an episode on one layout took: CPU seconds, the process's peak in MB, what it had before the problem was made."""
+def measure(world: str, dense: bool, episodes: int, seed: int) -> list[str]:
+    """Episodes of WC-OPS with the paper's constants, one run: the row of the table. The peak is that of this process."""
+    from torchcmdp.adapters import tabular
 
-    world: str
-    dense: bool
-    shape: tuple[int, ...]
-    entries: int
-    seconds: float
-    peak: float
-    before: float
-
-
-def in_own_process(world: str, dense: bool, options: Options) -> Measured:
-    """`measure`, in a process that has done nothing else."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (world, dense, options.episodes, options.seed))
-
-
-def measure(world: str, dense: bool, episodes: int, seed: int) -> Measured:
-    """Episodes of WC-OPS with the paper's constants, one run."""
     torch.set_num_threads(1)
-    _warm()
+    small = tc.two_path_cmdp()  # which loads all kernels, whose memory is not the problem's
+    time_episodes(small, tc.Bernoulli(small.costs, low=-1), 1, 0, seed)
     before = _peak()
-    imported = _import(world)
+    if world == "taxi":
+        imported = tabular.from_gymnasium("Taxi-v4", 30, tabular.broke_a_rule, 1.0)
+    else:
+        imported = tabular.from_gymnasium("FrozenLake8x8-v1", 50, tabular.fell_in_a_hole, 0.1)
     cmdp = imported.cmdp
     if dense:
         cmdp = tc.LayeredCMDP(cmdp.layout.full, cmdp.layout.dense(cmdp.transitions), cmdp.rewards, cmdp.costs)
-    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), imported.cost_process(), seed=seed)
+    seconds = time_episodes(cmdp, imported.cost_process(), 2, episodes, seed)
+    aim = "-" if dense else f"{1e3 * AIMS[world]:,.0f} ms, {'met' if seconds <= AIMS[world] else 'missed'}"
+    sizes = [" x ".join(map(str, cmdp.layout.transition_shape)), f"{int(cmdp.layout.transition_mask().sum()):,}"]
+    times = [f"{1e3 * seconds:,.1f}", f"{BEFORE[world] / seconds:,.1f}x", aim]
+    peak = _peak()
+    return [world, "all of the next layer" if dense else "lists", *sizes, *times, f"{peak:,.0f}", f"{peak - before:,.0f}"]
+
+
+def time_episodes(cmdp: tc.LayeredCMDP, costs: tc.Process, untimed: int, episodes: int, seed: int) -> float:
+    """CPU seconds of an episode, in the mean after some that are not timed."""
+    env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), costs, seed=seed)
     learner = tc.WCOPS.for_env(env, horizon=10_000)
-    for t in range(2 + episodes):
-        if t == 2:
+    for t in range(untimed + episodes):
+        if t == untimed:
             start = time.process_time()
         learner.update(env.rollout(learner.policy))
-    seconds = (time.process_time() - start) / episodes
-    return Measured(world, dense, cmdp.layout.transition_shape, int(cmdp.layout.transition_mask().sum()), seconds, _peak(), before)
-
-
-def _import(world: str) -> Any:
-    from torchcmdp.adapters import tabular
-
-    if world == "taxi":
-        return tabular.from_gymnasium("Taxi-v4", 30, tabular.broke_a_rule, 1.0)
-    return tabular.from_gymnasium("FrozenLake8x8-v1", 50, tabular.fell_in_a_hole, 0.1)
-
-
-def _warm() -> None:
-    """Load all kernels, whose memory is not the problem's."""
-    cmdp = tc.two_path_cmdp()
-    env = tc.Simulator(cmdp, cmdp.rewards, tc.Bernoulli(cmdp.costs, low=-1))
-    learner = tc.WCOPS.for_env(env, horizon=10)
-    learner.update(env.rollout(learner.policy))
+    return (time.process_time() - start) / episodes if episodes else 0.0
 
 
 def _peak() -> float:
+    """Of the memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def episode_table(rows: Sequence[Measured]) -> str:
-    """One line an environment and layout."""
-    lines = []
-    for row in rows:
-        aim = "-" if row.dense else f"{1e3 * AIMS[row.world]:,.0f} ms, {'met' if row.seconds <= AIMS[row.world] else 'missed'}"
-        lines.append(
-            [
-                row.world,
-                "all of the next layer" if row.dense else "lists",
-                " x ".join(map(str, row.shape)),
-                f"{row.entries:,}",
-                f"{1e3 * row.seconds:,.1f}",
-                f"{BEFORE[row.world] / row.seconds:,.1f}x",
-                aim,
-                f"{row.peak:,.0f}",
-                f"{row.peak - row.before:,.0f}",
-            ]
-        )
-    header = ["environment", "successors", "L x S x A x K", "transitions", "ms CPU per episode", "before / now", "aim"]
-    return table([*header, "peak MB", "of which not libraries"], lines, "episodes")
-
-
-@dataclass(frozen=True, eq=False)
-class Growth:
-    """Seconds of a Newton iteration `(repeats x sizes)` while one size grew, and the transitions at each."""
-
-    name: str
-    sizes: list[int]
-    transitions: list[int]
-    seconds: Tensor
-
-
-def grow(name: str, options: Options) -> Growth:
-    """Time projections of one instance while one size grows."""
-    sizes = sorted(set(getattr(options, name)))
-    seconds, transitions = torch.zeros(options.repeats, len(sizes), dtype=torch.float64), []
+def grow(name: str, options: Options) -> tuple[list[list[str]], list[list[str]]]:
+    """Time projections of one instance while one size grows: rows of the times of an iteration, and of their exponents."""
+    sizes, transitions, rows = sorted(set(getattr(options, name))), [], []
+    seconds = torch.zeros(options.repeats, len(sizes), dtype=torch.float64)
     for j, size in enumerate(bar(sizes, name, leave=False)):
         layout = random_layout(size, WIDTH, SLOTS, options.seed) if name == "layers" else random_layout(8, 16, size, options.seed)
         loss, safe_set, reference = instance(layout, options.seed)
         iterations = int(tc.project(loss, reference, safe_set, 1.0).iterations)
-        transitions.append(int(layout.transition_mask().sum()))
+        transitions.append(entries := int(layout.transition_mask().sum()))
         for repeat in range(options.repeats):
             seconds[repeat, j] = median_seconds(lambda: tc.project(loss, reference, safe_set, 1.0), 5, 0.05) / max(iterations, 1)  # noqa: B023
-    return Growth(name, sizes, transitions, seconds)
+        middle = float(seconds[:, j].median())
+        rows.append([name, f"{size:,}", f"{entries:,}", f"{1e6 * middle:,.1f}", f"{1e9 * middle / entries:,.0f}"])
+    fits = []
+    for what, against in ((name, sizes), ("transitions", transitions)):
+        mean, half = tc.growth_exponent(torch.tensor(against, dtype=torch.float64), seconds)
+        fits.append([name, what, plus_minus(float(mean), float(half), ".2f")])
+    return rows, fits
 
 
 def random_layout(layers: int, width: int, successors: int, seed: int) -> tc.Layout:
@@ -195,16 +155,3 @@ def instance(layout: tc.Layout, seed: int) -> tuple[Tensor, tc.SafeSet, Tensor]:
     center = layout.uniform_transitions()
     safe_set = tc.SafeSet(layout, 0.2 * center, (3 * center).clamp_max(1), costs)
     return loss, safe_set, tc.uniform_occupancy(layout)
-
-
-def growth_table(growths: Sequence[Growth]) -> str:
-    """Times of an iteration, and their exponents in the sizes and in the number of transitions."""
-    rows, fits = [], []
-    for growth in growths:
-        for size, entries, seconds in zip(growth.sizes, growth.transitions, growth.seconds.median(0).values.tolist(), strict=True):
-            rows.append([growth.name, f"{size:,}", f"{entries:,}", f"{1e6 * seconds:,.1f}", f"{1e9 * seconds / entries:,.0f}"])
-        for what, sizes in ((growth.name, growth.sizes), ("transitions", growth.transitions)):
-            mean, half = tc.growth_exponent(torch.tensor(sizes, dtype=torch.float64), growth.seconds)
-            fits.append([growth.name, what, plus_minus(float(mean), float(half), ".2f")])
-    times = table(["what grows", "size", "transitions", "us per Newton iteration", "ns per transition"], rows, "times")
-    return f"{times}\n\n{table(['what grows', 'against', 'cost grows as its power'], fits, 'exponents')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torchcmdp as tc
 from torchcmdp.learners import LEARNERS, Learner
@@ -14,7 +14,7 @@ from torchcmdp.learners.ties import ties_of
 
 from .. import program
 from ..paper.presets import TUNED, settings
-from ..program import Count, choose
+from ..program import Among, Count
 from .report import NAMES, PLAYERS, VARIANTS, Results, write_problem, write_report
 
 SUITE = (
@@ -43,8 +43,8 @@ class Options:
       python -m train compare --problems gym/frozenlake-4x4 --learners wc-ops wc-ops-untold wc-ops-tied --name told
     """
 
-    problems: tuple[str, ...] = SUITE  # Named problems; python -m train problems lists them.
-    learners: tuple[str, ...] = tuple(NAMES)
+    problems: Annotated[tuple[str, ...], Among(tc.problems.names())] = SUITE  # Named problems; python -m train problems lists them.
+    learners: Annotated[tuple[str, ...], Among(PLAYERS)] = tuple(NAMES)
     """Who plays; the practical ones have constants of their own. With -untold at the end one is not told the ends of rewards and
     costs, with -tied it is told that the dynamics are stationary."""
     episodes: Count = 1_000  # Of every run; also the horizon that the learners' constants are made for.
@@ -61,10 +61,6 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Play what is left of the comparison and write its report; returns the exit code."""
     options, folder = program.begin(Options, arguments, "compare")
-    for name in options.problems:
-        choose(name, tc.problems.names(), "one of --problems")
-    for name in options.learners:
-        choose(name, PLAYERS, "one of --learners")
     if options.quick:
         options.episodes, options.seeds = QUICK
     # problems and learners may be added to what a folder holds

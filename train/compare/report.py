@@ -16,7 +16,7 @@ from torchcmdp import plotting
 from torchcmdp.learners import LEARNERS
 from torchcmdp.metrics import mean_and_interval
 
-from ..program import plus_minus, publish, table, with_interval, write_table
+from ..program import publish, table, with_interval, write_table
 
 # What each player is called; the practical ones are recipes of their own.
 NAMES = {
@@ -103,7 +103,7 @@ def ranks(results: Results) -> str:
     rows = []
     for j in places.nanmean(0).argsort().tolist():
         own = places[:, j]
-        mean = plus_minus(*(float(x) for x in mean_and_interval(own[own.isfinite()])), ".2f")
+        mean = with_interval(own[own.isfinite()], ".2f")
         each = " ".join(f"{'-' if place.isnan() else int(place):>{len(str(len(learners)))}}" for place in own)
         rows.append([PLAYERS[learners[j]], mean, str(int((own == 1).sum())), each])
     return table(["learner", "mean rank", "first on", "rank on each problem, in the order below"], rows, "ranks")
@@ -117,8 +117,7 @@ def wins(results: Results) -> str:
         cells = [PLAYERS[mine]]
         for other in learners:
             shares = [_share(loss(found[mine]), loss(found[other])) for found in results.values() if {mine, other} <= found.keys()]
-            band = mean_and_interval(torch.stack(shares)) if shares and mine != other else None
-            cells.append("-" if band is None else plus_minus(*(float(x) for x in band), ".2f"))
+            cells.append(with_interval(torch.stack(shares), ".2f") if shares and mine != other else "-")
         rows.append(cells)
     return table(["", *(PLAYERS[key] for key in learners)], rows, "pairwise wins")
 

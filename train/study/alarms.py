@@ -10,7 +10,7 @@ import torch
 import torchcmdp as tc
 
 from ..program import Count, bar, begin, publish, table, with_interval
-from ..tune.evaluate import stage
+from ..tune.evaluate import play_out, stage
 
 SIZES = {"1 step": (1, 1), "4 steps": (1, 4, 4, 4, 1), "8 steps": (1, 2, 2, 2, 2, 2, 2, 2, 1)}
 NOISES = ("random means", "means of zero")
@@ -55,12 +55,6 @@ def count(options: Options, size: str, noise: str) -> list[float]:
     costs = cmdp.costs if noise == NOISES[0] else torch.zeros_like(cmdp.costs)
     cmdp = tc.LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards, costs)
     env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(costs, low=-1), runs=options.runs, seed=options.seed)
-    result = tc.run(
-        tc.WCOPS.practical(cmdp.layout, options.constraints, options.episodes, runs=options.runs),
-        env,
-        options.episodes,
-        progress=False,
-    )
-    if not result.completed:  # half a run must not be kept
-        raise KeyboardInterrupt
+    learner = tc.WCOPS.practical(cmdp.layout, options.constraints, options.episodes, runs=options.runs)
+    result = play_out(learner, env, options.episodes)
     return (result.diagnostics["Learner/drift_alarms"] * options.episodes).tolist()  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -40,21 +40,12 @@ Size = tuple[tc.Layout, int, int, float, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """A learner of the study.
+    """A learner of the study, made of (layout, m, T, delta, runs), the CMDP of each run, and a value a run of what is in `box`."""
 
-    Attributes:
-        title: What it is called.
-        make: Called with (layout, m, T, delta, runs), the CMDP of each run, and a value a run of everything in `box`.
-        box: What is searched, log-uniformly between two ends.
-        start: The first configuration of the search: the learner's own constants.
-        published: Whether it is a rival as published, with scales of its constants searched.
-    """
-
-    title: str
     make: Callable[[Size, tc.LayeredCMDP, Values], tc.Learner]
-    box: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    start: Mapping[str, float] = field(default_factory=dict)
-    published: bool = False
+    box: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # what is searched, log-uniformly between two ends
+    start: Mapping[str, float] = field(default_factory=dict)  # the first configuration of the search: the learner's own constants
+    published: bool = False  # a rival as published, with scales of its constants searched
 
     def configurations(self, count: int) -> list[dict[str, float]]:
         """The first is `start`, the others are drawn; a learner without constants has one."""
@@ -67,22 +58,10 @@ class Entry:
         return found
 
 
-def _wcops(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
-    return tc.WCOPS.scaled(*size, **values)
-
-
-def _practical(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
+def _practical(kind: Any, size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
     rest = dict(values)
-    return tc.WCOPS.practical(*size, costs=PriorCosts(margin=rest.pop("margin"), drift=Drift()), **rest)
-
-
-def _opt_cmdp(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
-    return tc.OptCMDP(*size, radii="matched", **values)
-
-
-def _practical_opt_cmdp(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
-    rest = dict(values)
-    return tc.OptCMDP.practical(*size, costs=PriorCosts(margin=rest.pop("margin"), drift=Drift()), **rest)
+    made: tc.Learner = kind.practical(*size, costs=PriorCosts(margin=rest.pop("margin"), drift=Drift()), **rest)
+    return made
 
 
 def _primal_dual(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
@@ -107,32 +86,33 @@ def _multiple(kind: type[tc.Learner], name: str, factor: Tensor) -> Callable[[An
 SCALES, STEPS = (1e-3, 1.0), (1.0, 100.0)
 ENTRIES = {
     "practical WC-OPS": Entry(
-        "practical WC-OPS", _practical,
+        partial(_practical, tc.WCOPS),
         {"eta_scale": STEPS, "gamma_scale": STEPS, "radius_scale": SCALES, "margin": (0.3, 3.0)},
         {"eta_scale": 20.0, "gamma_scale": 20.0, "radius_scale": 0.01, "margin": 1.0},
     ),
     "practical OptCMDP": Entry(
-        "practical OptCMDP", _practical_opt_cmdp,
+        partial(_practical, tc.OptCMDP),
         {"radius_scale": SCALES, "margin": (0.3, 3.0)}, {"radius_scale": 0.01, "margin": 1.0},
     ),
     "WC-OPS": Entry(
-        "WC-OPS", _wcops,
+        lambda size, cmdp, values: tc.WCOPS.scaled(*size, **values),
         {"eta_scale": STEPS, "gamma_scale": STEPS, "bonus_scale": SCALES, "radius_scale": SCALES, "threshold_scale": (1e-5, 1e-1)},
         dict.fromkeys(("eta_scale", "gamma_scale", "bonus_scale", "radius_scale", "threshold_scale"), 1.0),
     ),
     "OptCMDP": Entry(
-        "OptCMDP", _opt_cmdp, {"bonus_scale": SCALES, "radius_scale": SCALES}, {"bonus_scale": 1.0, "radius_scale": 1.0}, True
+        lambda size, cmdp, values: tc.OptCMDP(*size, radii="matched", **values),
+        {"bonus_scale": SCALES, "radius_scale": SCALES}, {"bonus_scale": 1.0, "radius_scale": 1.0}, True,
     ),
     "OptPrimalDual": Entry(
-        "OptPrimalDual", _primal_dual,
+        _primal_dual,
         {"bonus_scale": SCALES, "radius_scale": SCALES, "primal_step": STEPS, "dual_step": STEPS},
         dict.fromkeys(("bonus_scale", "radius_scale", "primal_step", "dual_step"), 1.0), True,
     ),
     "PDB-PS": Entry(
-        "PDB-PS", _pdbps, {"radius_scale": SCALES, "eta": STEPS, "dual_step": STEPS},
+        _pdbps, {"radius_scale": SCALES, "eta": STEPS, "dual_step": STEPS},
         dict.fromkeys(("radius_scale", "eta", "dual_step"), 1.0), True,
     ),
-    "Greedy": Entry("Greedy", lambda size, cmdp, values: tc.Greedy(*size), published=True),
+    "Greedy": Entry(lambda size, cmdp, values: tc.Greedy(*size), published=True),
 }  # fmt: skip
 # What the changes of practical WC-OPS are worth: the shipped one without each of them.
 ABLATIONS: Mapping[str, Callable[[], dict[str, Any]]] = {
@@ -145,17 +125,11 @@ ABLATIONS: Mapping[str, Callable[[], dict[str, Any]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """CMDPs of one setting, n of them, with the mean costs and rewards of their blocks.
+    """CMDPs of one setting, n of them, with the mean costs and rewards of their blocks."""
 
-    Attributes:
-        cmdp: A batch of n, with the means over the blocks for its rewards and costs.
-        rewards, costs: Of each block, `(n x L x S x A)` and `(n x m x L x S x A)`.
-        setting: One of `SETTINGS`.
-    """
-
-    cmdp: tc.LayeredCMDP
-    rewards: list[Tensor]
-    costs: list[Tensor]
+    cmdp: tc.LayeredCMDP  # with the means over the blocks for its rewards and costs
+    rewards: list[Tensor]  # of each block, (n x L x S x A)
+    costs: list[Tensor]  # of each block, (n x m x L x S x A)
     setting: str
 
     def environment(self, which: Tensor, horizon: int, distinct: int, seed: int = PLAY_SEED) -> tc.Simulator:

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import blank, cross, looks, name_points, tidy, zero_line
+from torchcmdp.plotting.style import blank, cross, looks, name_points, tidy, zero_line
 
 from ..program import table, with_interval
 from . import design

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ from torchcmdp import plotting
 from torchcmdp.learners import LEARNERS
 from torchcmdp.metrics import is_unsafe
 
-from ..program import Count, Positive, bar, begin, choose, guarded, protection, publish, table
+from ..program import Among, Count, Positive, bar, begin, guarded, protection, publish, table
 from ..tune.evaluate import stage
 
 WIDTHS, ACTIONS, CONSTRAINTS, SEEDS = (1, 3, 3, 1), 3, 2, 80_000
@@ -48,8 +48,8 @@ class Options:
     episodes: Count = 10_000  # Episodes of every run; also the horizon.
     scales: tuple[Positive, ...] = (1.0,)  # Multiples of the theory's bonuses and radii.
     shares: tuple[Positive, ...] = (0.5,)  # Margins of the baseline, as shares of the Slater gap.
-    learners: tuple[str, ...] = SAFE  # By name.
-    rewards: tuple[str, ...] = REWARDS  # Where rewards come from.
+    learners: Annotated[tuple[str, ...], Among(SAFE)] = SAFE  # By name.
+    rewards: Annotated[tuple[str, ...], Among(REWARDS)] = REWARDS  # Where rewards come from.
     seed: int = 0  # Of all random numbers of the episodes.
     name: str = "study-safe"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
@@ -58,10 +58,6 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Play what is left and count; returns the exit code."""
     options, folder = begin(Options, arguments, "study safe")
-    for key in options.learners:
-        choose(key, SAFE, "one of --learners")
-    for kind in options.rewards:
-        choose(kind, REWARDS, "one of --rewards")
     jobs = [
         (key, kind, share, scale)
         for scale in options.scales
@@ -90,11 +86,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def instances(options: Options) -> tc.LayeredCMDP:
     """The CMDPs, by seeds that are written here."""
-    made = (
-        tc.random_cmdp(WIDTHS, ACTIONS, CONSTRAINTS, SEEDS + j, feasibility="binding", margin=GAPS[j % 2])
-        for j in range(options.instances)
-    )
-    return tc.stack_cmdps(list(made))
+    size, how = (WIDTHS, ACTIONS, CONSTRAINTS), {"feasibility": "binding"}
+    return tc.stack_cmdps([tc.random_cmdp(*size, SEEDS + j, margin=GAPS[j % 2], **how) for j in range(options.instances)])
 
 
 def rewards_of(kind: str, cmdp: tc.LayeredCMDP, episodes: int) -> tc.Process:
@@ -110,13 +103,10 @@ def rewards_of(kind: str, cmdp: tc.LayeredCMDP, episodes: int) -> tc.Process:
 def count(options: Options, key: str, kind: str, share: float, scale: float) -> dict[str, Any]:
     """Of one learner in one setting: unsafe run-episodes and runs with one, as shares, the largest cost, lambda, regret, curves."""
     cmdp = instances(options)
-    env = tc.Simulator(
-        cmdp, rewards_of(kind, cmdp, options.episodes), tc.Bernoulli(cmdp.costs, low=-1), runs=options.instances, seed=options.seed
-    )
-    given: dict[str, Any] = protection(key, cmdp, share, seed=options.seed)
-    learner: Any = LEARNERS[key](
-        cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, bonus_scale=scale, radius_scale=scale, **given
-    )
+    rewards, costs = rewards_of(kind, cmdp, options.episodes), tc.Bernoulli(cmdp.costs, low=-1)
+    env = tc.Simulator(cmdp, rewards, costs, runs=options.instances, seed=options.seed)
+    given: dict[str, Any] = {"bonus_scale": scale, "radius_scale": scale, **protection(key, cmdp, share, seed=options.seed)}
+    learner: Any = LEARNERS[key](cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, **given)
     tracker, worst = tc.Tracker(env), torch.full((options.instances,), -torch.inf, dtype=torch.float64)
     hits, weight = torch.zeros(2, options.instances, dtype=torch.float64)
     points = {options.episodes * (j + 1) // POINTS for j in range(POINTS)}
@@ -147,10 +137,8 @@ def figure(curves: Mapping[tuple[str, float], Mapping[str, Any]]) -> Figure:
     """Regret, unsafe episodes and the weight of the baseline against episodes, of every learner and scale."""
     several = len({scale for _, scale in curves}) > 1
     named = {f"{name} at {scale:g}" if several else name: found for (name, scale), found in curves.items()}
-    ends = {
-        label: {name: float(torch.tensor(found[name], dtype=torch.float64)[:, -1].mean()) for name in CURVES}
-        for label, found in named.items()
-    }
+    values = {label: {x: torch.tensor(found[x], dtype=torch.float64) for x in CURVES} for label, found in named.items()}
+    ends = {label: {name: float(curve[:, -1].mean()) for name, curve in own.items()} for label, own in values.items()}
     least, most = (pick(ends, key=lambda label: ends[label]["weight"]) for pick in (min, max))
     best = min(ends, key=lambda label: ends[label]["regret"])
     without = [label for label in ends if ends[label]["unsafe"] == 0]
@@ -163,6 +151,6 @@ def figure(curves: Mapping[tuple[str, float], Mapping[str, Any]]) -> Figure:
     panels = []
     for name, ylabel in CURVES.items():
         factor = 1 if name == "regret" else 100
-        drawn = {label: (found["episodes"], factor * torch.tensor(found[name])) for label, found in named.items()}
+        drawn = {label: (found["episodes"], factor * values[label][name]) for label, found in named.items()}
         panels.append(plotting.Panel(drawn, ylabel, titles[name], note=scales, of="instance"))
     return plotting.draw(panels)

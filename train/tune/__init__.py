@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..program import Command, hand_to_part
+from ..program import hand_to_part
 
-STUDIES = {
-    "study": Command(
-        f"{__package__}.study", "find constants by gradient, and compare them on instances never seen (what `tune` alone does)"
-    ),
-    "compare": Command(f"{__package__}.compare", "gradients, random search, TPE and CMA-ES at equal run-episodes, held out"),
-    "variance": Command(f"{__package__}.variance", "the variance of every gradient estimator against the horizon"),
-    "sensitivity": Command(f"{__package__}.sensitivity", "regret and violation against each constant, with gradients as tangents"),
-    "fit": Command(f"{__package__}.fit", "constants that follow the problem, trained on some problems and judged on others"),
-    "rivals": Command(
-        f"{__package__}.rivals", "constants for the rivals by a grid, on the same instances and by the same objective"
-    ),
-    "horizons": Command(f"{__package__}.horizons", "the paper's constants against the practical ones at several horizons"),
-    "threshold": Command(
-        f"{__package__}.threshold", "the empirical violation threshold: its premise, and what it does when costs change"
-    ),
+PARTS = {
+    "study": "find constants by gradient, and compare them on instances never seen (what `tune` alone does)",
+    "compare": "gradients, random search, TPE and CMA-ES at equal run-episodes, held out",
+    "variance": "the variance of every gradient estimator against the horizon",
+    "sensitivity": "regret and violation against each constant, with gradients as tangents",
+    "fit": "constants that follow the problem, trained on some problems and judged on others",
+    "rivals": "constants for the rivals by a grid, on the same instances and by the same objective",
+    "horizons": "the paper's constants against the practical ones at several horizons",
+    "threshold": "the empirical violation threshold: its premise, and what it does when costs change",
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Hand over to one of them; returns the exit code."""
-    return hand_to_part(STUDIES, "study", arguments, "tune")
+    return hand_to_part(__package__, PARTS, "study", arguments)

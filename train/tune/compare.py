@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ import torchcmdp as tc
 from torchcmdp.metrics import mean_and_interval
 
 from .. import program
-from ..program import Count, Positive, begin, plus_minus, table, write_table
-from .evaluate import stage
+from ..program import Count, begin, plus_minus, table, write_table
+from .evaluate import play_all, stage
 from .figures import budget_figure
-from .instances import HELD_OUT, RULES, InstanceOptions, Instances, make_instances
+from .instances import HELD_OUT, RULES, InstanceOptions
 from .methods import METHODS, Search, constants, package, start_of
 from .study import BOX
 
@@ -45,22 +45,16 @@ class Options(InstanceOptions):
     horizon: Count = 300  # Episodes of a run.
     budget: Count = 240_000  # Run-episodes of each method in each repetition.
     repetitions: Count = 10  # Each with training instances, a start and random numbers of its own.
-    instances: Count = 4  # Seeds of the training instances of a repetition, each with stochastic and with changing costs.
     held_out: Count = 16  # Seeds of the instances that are judged on, each with stochastic and with changing costs.
-    weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
-    seed: int = 0  # Of the first training instance and of all random numbers.
     name: str = "tune-compare"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
     quick: bool = False
     """A minute's version, into LOGDIR/NAME-quick: short horizon, small budget, two repetitions."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play and judge all methods; returns the exit code."""
-    options, folder = begin(Options, arguments, "tune compare")
-    if options.quick:
-        small: dict[str, Any] = {"horizon": 20, "budget": 6400, "repetitions": 2, "instances": 2, "held_out": 2}
-        options, folder = replace(options, **small), folder.with_name(f"{folder.name}-quick")
+    small = {"horizon": 20, "budget": 6400, "repetitions": 2, "instances": 2, "held_out": 2}
+    options, folder = begin(Options, arguments, "tune compare", small)
     check(options)
     cases = [(method, r) for r in range(options.repetitions) for method in METHODS]
     judged = {case: repetition(options, folder, *case) for case in program.bar(cases, "compare")}
@@ -90,36 +84,30 @@ def check(options: Options) -> None:
         raise tc.InvalidInput(f"--budget is {options.budget}; a tenth of it must pay for one step of every method: {dearest:g}.")
     for name in ("optuna", "cmaes"):
         package(name)
-    made(options, range(options.seed, options.seed + options.instances)).check_weight(options.weight)
-
-
-def made(options: Options, seeds: Sequence[int]) -> Instances:
-    """The instances of these seeds."""
-    return make_instances(options.widths, options.actions, options.constraints, seeds, options.horizon)
+    options.training(options.horizon).check_weight(options.weight)
 
 
 def repetition(options: Options, folder: Any, method: str, number: int) -> list[list[float]]:
     """The objective of what a method hands out at each share of the budget, on each held-out instance, `(shares x instances)`."""
-    config = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick", "repetitions")}
 
     def play() -> list[list[float]]:
         first, seed = options.seed + number * options.instances, 7919 * (options.seed + 1) + number
-        study = made(options, range(first, first + options.instances)).study(options.horizon, options.weight, options.delta)
+        instances = options.drawn(range(first, first + options.instances), options.horizon)
+        study = instances.study(options.horizon, options.weight, options.delta)
         trail = METHODS[method](Search(study, BOX, start_of(BOX, seed), options.budget, seed))
         points = [max((x for x in trail if x[0] <= share * options.budget + 0.5), key=lambda x: x[0])[1] for share in SHARES]
         return judge(options, points)
 
-    design = {"box": BOX, "shares": SHARES, "methods": constants(), **RULES}
-    return list(stage(folder, f"{method.replace(' ', '_')}_{number}", {**config, **design}, play))
+    config = {**options.settings("repetitions"), "box": BOX, "shares": SHARES, "methods": constants(), **RULES}
+    return list(stage(folder, f"{method.replace(' ', '_')}_{number}", config, play))
 
 
 def judge(options: Options, points: Sequence[Mapping[str, float]]) -> list[list[float]]:
     """The objective of each point on every held-out instance: one run, with the same random numbers for all."""
-    unseen = made(options, range(HELD_OUT, HELD_OUT + options.held_out)).study(options.horizon, options.weight, options.delta)
-    n = unseen.instances
-    scales = {name: torch.tensor([p[name] for p in points], dtype=torch.float64).repeat_interleave(n) for name in BOX}
-    played = unseen.play(scales, torch.arange(n).repeat(len(points)), HELD_OUT + options.seed, distinct_runs=n)
-    found: list[list[float]] = unseen.objective(played.parts).view(len(points), n).tolist()
+    instances = options.drawn(range(HELD_OUT, HELD_OUT + options.held_out), options.horizon)
+    unseen = instances.study(options.horizon, options.weight, options.delta)
+    played = play_all(unseen, points, HELD_OUT + options.seed, distinct_runs=unseen.instances)
+    found: list[list[float]] = unseen.objective(played.parts).view(len(points), -1).tolist()
     return found
 
 

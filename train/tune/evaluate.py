@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import torchcmdp as tc
+from torchcmdp import Learner, RunResult, Simulator
 from torchcmdp.events import flatten
-from torchcmdp.tuning import SCALES
+from torchcmdp.tuning import SCALES, Played, Study
 
 from ..program import bar, with_interval
 from .instances import Instances
@@ -25,22 +27,35 @@ PAPER: dict[str, float] = dict.fromkeys(SCALES, 1.0)
 Results = dict[str, dict[str, list[float]]]
 
 
+def spread(points: Sequence[Mapping[str, float]], count: int) -> dict[str, Tensor]:
+    """By name the scales of runs, of which the first so many have those of the first point, and so on."""
+    return {x: torch.tensor([p[x] for p in points], dtype=torch.float64).repeat_interleave(count) for x in points[0]}
+
+
+def play_all(study: Study, points: Sequence[Mapping[str, float]], seed: int, **options: Any) -> Played:
+    """Every point once on every instance, all in one batch."""
+    n = study.instances
+    return study.play(spread(points, n), torch.arange(n).repeat(len(points)), seed, **options)
+
+
+def play_out(learner: Learner, env: Simulator, episodes: int, tick: Callable[[int], None] | None = None) -> RunResult:
+    """Whole runs. Ctrl-C ends a run in good order, but half of one must not be kept, and so it goes on from here."""
+    result = tc.run(learner, env, episodes, progress=False, on_progress=tick)
+    if not result.completed:
+        raise KeyboardInterrupt
+    return result
+
+
 def evaluate(
     instances: Instances, methods: Mapping[str, Mapping[str, float]], horizon: int, weight: float, delta: float, seed: int
 ) -> Results:
-    """Play every method once on every instance, all in one batch.
+    """Play every method once on every instance.
 
     Intervals are then over instances, which is what a claim about instances never seen needs.
     """
     study = instances.study(horizon, weight, delta)
-    which = torch.arange(study.instances).repeat(len(methods))
-    points = [{**PAPER, **method} for method in methods.values()]
-    scales = {
-        name: torch.tensor([point[name] for point in points], dtype=torch.float64).repeat_interleave(study.instances)
-        for name in SCALES
-    }
     with bar(None, f"{horizon:,} episodes", total=horizon, unit="ep") as shown:
-        played = study.play(scales, which, seed, tick=shown.update)
+        played = play_all(study, [{**PAPER, **method} for method in methods.values()], seed, tick=shown.update)
     values = (study.objective(played.parts), played.regret, played.worst_violation, played.worst_positive_violation)
     rows = zip(*(x.view(len(methods), -1).tolist() for x in values), strict=True)
     return {method: dict(zip(MEASURES, row, strict=True)) for method, row in zip(methods, rows, strict=True)}
@@ -65,12 +80,8 @@ def rows_of(results: Results, kinds: Sequence[str], horizon: int) -> list[list[s
 def stage(folder: Path, name: str, config: Mapping[str, Any], function: Callable[[], Any]) -> Any:
     """The function's result, kept as JSON in the folder, and read from there where it was made with the same settings.
 
-    Args:
-        folder: Of the experiment.
-        name: Of the stage, and of its file.
-        config: All that the result depends on, the constants of the code among it. Where something else is kept the stage is played
-            again, and a sentence names the first setting in which they differ.
-        function: Plays it.
+    `config` is all that the result depends on, the constants of the code among it. Where something else is kept the stage is played
+    again, and a sentence names the first setting in which they differ.
     """
     file = folder / "stages" / f"{name}.json"
     settings = json.loads(json.dumps(config))

@@ -11,7 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting import GREY, INK, PALETTE, SMALL, TITLE, blank, cross, name_ends, name_points, thousands, tidy, zero_line
+from torchcmdp.plotting.style import (
+    GREY,
+    INK,
+    PALETTE,
+    SMALL,
+    TITLE,
+    blank,
+    cross,
+    name_ends,
+    name_points,
+    thousands,
+    tidy,
+    zero_line,
+)
 
 PARTS = ("regret", "positive violation")
 
@@ -76,10 +89,9 @@ def _with_tangents(axes: Axes, curve: Mapping[str, Sequence[Any]], part: int, co
     axes.plot(x, y, "o-", color=colour, markersize=3, linewidth=1, alpha=0.7)
     move = np.array([-1.0, 0.0, 1.0]) * np.log(x[1] / x[0]) / 3
     for a, b, s, w in zip(x, y, slope, wedge, strict=True):
-        axes.fill_between(
-            a * np.exp(move), b + s * move - w * abs(move), b + s * move + w * abs(move), color=colour, alpha=0.35, linewidth=0
-        )
-        axes.plot(a * np.exp(move), b + s * move, color=colour, linewidth=2.2)
+        place, line, reach = a * np.exp(move), b + s * move, w * abs(move)
+        axes.fill_between(place, line - reach, line + reach, color=colour, alpha=0.35, linewidth=0)
+        axes.plot(place, line, color=colour, linewidth=2.2)
     return float(x[-1]), float(y[-1])
 
 
@@ -113,22 +125,11 @@ def budget_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], ti
     """What each method would hand out, judged on held-out instances, against the run-episodes that it has played; 95% bands."""
     figure = blank(7.4, 4.4)
     axes = figure.add_subplot(1, 1, 1)
-    ends = []
-    for (name, points), colour in zip(curves.items(), PALETTE, strict=False):
-        x, y, half = np.asarray(points, dtype=float).T
-        axes.plot(x, y, "o-", color=colour, markersize=3, linewidth=1.6)
-        axes.fill_between(x, y - half, y + half, color=colour, alpha=0.12, linewidth=0)
-        ends.append((float(x[-1]), float(y[-1]), name, colour))
     thousands(axes.xaxis)
-    name_ends(axes, ends)
+    _draw_banded(axes, {name: [(x, y, y - half, y + half) for x, y, half in points] for name, points in curves.items()})
+    ylabel = "regret + weighted violation an episode (reward)\nof what is handed out, held-out instances"
     note = "mean over repetitions, bands: 95% intervals over them; less is better"
-    tidy(
-        axes,
-        "run-episodes played",
-        "regret + weighted violation an episode (reward)\nof what is handed out, held-out instances",
-        title,
-        note,
-    )
+    tidy(axes, "run-episodes played", ylabel, title, note)
     return figure
 
 
@@ -138,19 +139,27 @@ def variance_figure(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     axes = figure.add_subplot(1, 1, 1)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    ends = []
-    for name, colour in zip(dict.fromkeys(row["estimator"] for row in rows), PALETTE, strict=False):
-        own = [[float(row[key]) for key in ("horizon", "variance", "low", "high")] for row in rows if row["estimator"] == name]
-        x, y, low, high = np.asarray(own).T
-        axes.plot(x, y, "o-", color=colour, markersize=3.5, linewidth=1.6)
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        ends.append((float(x[-1]), float(y[-1]), ESTIMATORS_KNOWN_AS.get(name, name), colour))
+    curves: dict[str, list[list[float]]] = {}
+    for row in rows:
+        name = ESTIMATORS_KNOWN_AS.get(row["estimator"], row["estimator"])
+        curves.setdefault(name, []).append([float(row[key]) for key in ("horizon", "variance", "low", "high")])
+    _draw_banded(axes, curves)
     axes.minorticks_off()
-    name_ends(axes, ends)
     note = "95% bootstrap intervals; of regret + weighted violation an episode in the logarithms of the scales, summed over them; "
     note += "through the learner only shorter horizons are played"
     tidy(axes, "episodes of a run", "variance of one sample of the gradient (reward$^2$)", title, note)
     return figure
+
+
+def _draw_banded(axes: Axes, curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Curves of points (x, y, low, high), named at their ends."""
+    ends = []
+    for (name, points), colour in zip(curves.items(), PALETTE, strict=False):
+        x, y, low, high = np.asarray(points, dtype=float).T
+        axes.plot(x, y, "o-", color=colour, markersize=3.5, linewidth=1.6)
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        ends.append((float(x[-1]), float(y[-1]), name, colour))
+    name_ends(axes, ends)
 
 
 def _per_episode(values: Sequence[float], horizon: int) -> tuple[float, float]:

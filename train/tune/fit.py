@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torchcmdp.tuning import Smoothed, Study
 from .. import program
 from ..program import Count, begin, plus_minus, table, write_table
 from . import fit_design as design
-from .evaluate import stage
+from .evaluate import play_all, stage
 from .fit_design import Cell
 from .instances import RULES
 
@@ -64,22 +64,27 @@ class Cells:
 
 def main(arguments: Sequence[str]) -> int:
     """Train and judge; returns the exit code."""
-    options, folder = begin(Options, arguments, "tune fit")
+    options, folder = begin(Options, arguments, "tune fit", {"updates": 4, "held_out": 2})
     cells = Cells()
     if options.quick:
-        options, folder = replace(options, updates=4, held_out=2), folder.with_name(f"{folder.name}-quick")
         cells = Cells(*(tuple(replace(x, horizon=min(x.horizon, 40) // 2) for x in part[:4]) for part in vars(cells).values()))
     if options.held_out < 2:
         raise tc.InvalidInput(f"--held-out is {options.held_out}; an interval over problems needs at least 2.")
-    trained = {name: trained_map(options, cells, folder, name) for name in (FIXED, FITTED)}
+    trained = {}
+    for name in (FIXED, FITTED):  # the map, and with slopes that stay zero one set of constants for all
+        config = {**settings(options), "cells": [asdict(cell) for cell in cells.training], "follow": name == FITTED}
+        found = stage(folder, name.replace(" ", "_"), config, lambda x=name: train(options, cells.training, x).plain())
+        trained[name] = Follow.of(found)
     groups = {"outside": (cells.held_out, design.JUDGE_SEEDS), "inside": (cells.training, design.INSIDE_SEEDS)}
     trial = 50 if options.quick else 0  # which does not look at the problems that are judged on
     judged: dict[str, list[Judged]] = {}
     for where, (chosen, first) in groups.items():
-        judged[where] = [
-            judged_cell(options, folder, f"{where}_{j}", cell, first + 100 * j + trial, trained)
-            for j, cell in enumerate(program.bar(chosen, f"judging {where}"))
-        ]
+        judged[where] = []
+        for j, cell in enumerate(program.bar(chosen, f"judging {where}")):
+            points = {TODAY: dict(design.START), **{key: follow.scales(cell.features) for key, follow in trained.items()}}
+            work = partial(judge, options, cell, first + 100 * j + trial, points)
+            config = {**settings(options), "cell": asdict(cell), "first": first + 100 * j + trial, "points": points}
+            judged[where].append(stage(folder, f"{where}_{j}", {**config, "held_out": options.held_out}, work))
     folder.mkdir(parents=True, exist_ok=True)
     trained[FITTED].save(folder / "fitted.json")
     write_table(folder / "fit.csv", rows_of(groups, judged))
@@ -91,18 +96,9 @@ def main(arguments: Sequence[str]) -> int:
 def settings(options: Options) -> dict[str, Any]:
     """All that both trainings and the judging depend on, but for the cells: the constants of the design and of the recipe."""
     names = ("START", "TRAIN_SEEDS", "TRAIN_COUNT", "BLOCK", "SIGMA", "RATE", "DECAY", "REACH", "WEIGHT")
-    recipe = {
-        **RECIPE,
-        **{name: getattr(value, "config", lambda v=value: v)() for name, value in practical_costs().settings().items()},
-    }
+    costs = {name: getattr(value, "config", lambda v=value: v)() for name, value in practical_costs().settings().items()}
+    recipe = {**RECIPE, **costs}
     return {"seed": options.seed, "updates": options.updates, **{n: getattr(design, n) for n in names}, "recipe": recipe, **RULES}
-
-
-def trained_map(options: Options, cells: Cells, folder: Path, name: str) -> Follow:
-    """The map, or with slopes that stay zero one set of constants for all."""
-    config = {**settings(options), "cells": [asdict(cell) for cell in cells.training], "follow": name == FITTED}
-    found = stage(folder, name.replace(" ", "_"), config, lambda: train(options, cells.training, name).plain())
-    return Follow.of(found)
 
 
 def train(options: Options, cells: Sequence[Cell], name: str) -> Follow:
@@ -139,19 +135,10 @@ def gradient(follow: Follow, seen: Tensor, studies: Sequence[Study], seed: int) 
     return offset, slopes
 
 
-def judged_cell(options: Options, folder: Path, name: str, cell: Cell, first: int, trained: Mapping[str, Follow]) -> Judged:
-    """All methods on the problems of a cell, each instance once and with the same random numbers for all."""
-    points = {TODAY: dict(design.START), **{key: follow.scales(cell.features) for key, follow in trained.items()}}
-    config = {**settings(options), "cell": asdict(cell), "first": first, "held_out": options.held_out, "points": points}
-    return dict(stage(folder, name, config, lambda: judge(options, cell, first, points)))
-
-
 def judge(options: Options, cell: Cell, first: int, points: Mapping[str, Mapping[str, float]]) -> Judged:
-    """As `judged_cell`, played."""
+    """All methods on the problems of a cell, each instance once and with the same random numbers for all."""
     study = cell.study(range(first, first + options.held_out), design.WEIGHT)
-    n = study.instances
-    scales = {x: torch.tensor([p[x] for p in points.values()], dtype=torch.float64).repeat_interleave(n) for x in design.START}
-    played = study.play(scales, torch.arange(n).repeat(len(points)), 77_000 + options.seed, distinct_runs=n)
+    played = play_all(study, list(points.values()), 77_000 + options.seed, distinct_runs=study.instances)
     regret, violation = (played.parts / cell.horizon).unbind(-1)
     # of a seed the two instances are one problem; a violation in units of the largest cost, as in the objective
     numbers = (study.objective(played.parts), regret, violation / cell.factor)
@@ -204,14 +191,11 @@ def report(options: Options, cells: Cells, trained: Mapping[str, Follow], judged
         [str(cell), *(plus_minus(*difference([found], FITTED, rival, "objective"), ",.3f") for rival in (TODAY, FIXED))]
         for cell, found in zip(cells.held_out, judged["outside"], strict=True)
     ]
-    words = (
-        f"{options.held_out} problems of each of {len(cells.held_out)} held-out cells, 95% intervals over problems, paired; an "
-        f"episode; the objective is regret + {design.WEIGHT:g} x positive violation; {options.updates} updates."
-    )
     return "\n\n".join(
         [
             f"{finding(judged['outside'])}.",
-            words,
+            f"{options.held_out} problems of each of {len(cells.held_out)} held-out cells, 95% intervals over problems, paired; an "
+            f"episode; the objective is regret + {design.WEIGHT:g} x positive violation; {options.updates} updates.",
             table(["problems", "difference", *MEASURES], apart, "differences"),
             table(["held-out cell", f"fitted - {TODAY}", f"fitted - {FIXED}"], each, "cells"),
             table(["constants", *design.START], constants, "constants"),

@@ -16,19 +16,14 @@ from .instances import Instances, make_instances
 
 @dataclass(frozen=True)
 class Cell:
-    """A kind of problems, of which seeds draw instances: half with costs that stay, half with costs that change.
-
-    Attributes:
-        widths, actions, constraints, horizon, delta: As in `WCOPS`.
-        factor: Of all costs, which then lie in [-factor, 1].
-    """
+    """A kind of problems, of which seeds draw instances: half with costs that stay, half with costs that change."""
 
     widths: tuple[int, ...]
     actions: int
     constraints: int
     horizon: int
     delta: float = 0.01
-    factor: float = 1.0
+    factor: float = 1.0  # of all costs, which then lie in [-factor, 1]
 
     @property
     def features(self) -> Tensor:

@@ -9,13 +9,13 @@ from typing import Any
 import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 
-from ..program import Count, Positive, begin, publish, table
+from ..program import Count, begin, publish, table
 from .evaluate import MEASURES, PAPER, evaluate, rows_of, stage
-from .instances import HELD_OUT, KINDS, RULES, make_instances
+from .instances import HELD_OUT, KINDS, RULES, InstanceOptions
 
 
 @dataclass
-class Options:
+class Options(InstanceOptions):
     """Play WC-OPS with the paper's constants and with those of `WCOPS.practical` on the same instances, at several horizons.
 
     Every horizon is a run of its own, since the constants depend on it. The instances have seeds from 1000 on, which
@@ -28,14 +28,9 @@ class Options:
 
     horizons: tuple[Count, ...] = (1000, 10_000)  # Episodes of a run.
     instances: int = 10  # Seeds of instances, each with stochastic and with changing costs.
-    weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
     widths: tuple[int, ...] = (1, 4, 4, 4, 1)  # States in each layer.
-    actions: int = 3  # Actions in each state.
-    constraints: int = 2  # Safety constraints.
-    delta: float = 0.01  # Failure probability of the confidence sets.
     seed: int = 0  # Of all random numbers.
     name: str = "tune-horizons"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     settings: dict[str, Any] = {"weight": options.weight, "delta": options.delta, "seed": options.seed}
     rows = []
     for horizon in options.horizons:
-        instances = make_instances(*size, range(HELD_OUT, HELD_OUT + options.instances), horizon)
+        instances = options.drawn(range(HELD_OUT, HELD_OUT + options.instances), horizon)
         instances.check_weight(options.weight)
         config = {**settings, "size": size, "instances": options.instances, "methods": methods, "kinds": KINDS, **RULES}
         results = stage(folder, f"horizon_{horizon}", config, lambda i=instances, T=horizon: evaluate(i, methods, T, **settings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.tuning import Study
 
-from ..program import Count
+from ..program import Count, Positive
 
 KINDS = ("stochastic", "adversarial")
 HELD_OUT = 1000  # the first seed of the instances that the study never sees
@@ -27,41 +28,44 @@ RULES = {"rules": {"held_out": HELD_OUT, "gap": GAP, "multipliers": MULTIPLIERS,
 
 @dataclass
 class InstanceOptions:
-    """What the programs of this package have in common: the size of their instances, and delta."""
+    """What the programs of this package have in common: their instances, and how they are judged."""
 
     widths: tuple[int, ...] = (1, 3, 3, 1)  # States in each layer.
     actions: Count = 3  # Actions in each state.
     constraints: Count = 2  # Safety constraints.
     delta: float = 0.01  # Failure probability of the confidence sets.
+    weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
+    instances: Count = 4  # Seeds of the instances, each with stochastic and with changing costs.
+    seed: int = 0  # Of the first instance and of all random numbers.
+    logdir: str = "runs"  # Folder of all experiments.
+
+    def settings(self, *without: str) -> dict[str, Any]:
+        """What results depend on, but for some: not where they are written."""
+        return {name: value for name, value in vars(self).items() if name not in ("name", "logdir", "quick", "fresh", *without)}
+
+    def training(self, horizon: int) -> Instances:
+        """The instances of the first seeds."""
+        return self.drawn(range(self.seed, self.seed + self.instances), horizon)
+
+    def drawn(self, seeds: Sequence[int], horizon: int) -> Instances:
+        """The instances of these seeds."""
+        return make_instances(self.widths, self.actions, self.constraints, seeds, horizon)
 
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """CMDPs with Bernoulli feedback, and mean costs before and after a change.
+    """CMDPs with Bernoulli feedback, n of them, and mean costs `(n x m x L x S x A)` before and after a change."""
 
-    Attributes:
-        cmdp: A batch of n, with the mean over the horizon for its costs.
-        before, after: Mean costs, `(n x m x L x S x A)`; the same where costs are stochastic.
-        kinds: "stochastic" or "adversarial", n of them.
-        change: After how many episodes the costs change.
-        low: The lower of the two values that a cost takes; the other is 1.
-    """
-
-    cmdp: tc.LayeredCMDP
+    cmdp: tc.LayeredCMDP  # with the mean over the horizon for its costs
     before: Tensor
-    after: Tensor
-    kinds: tuple[str, ...]
-    change: int
-    low: float = -1.0
-
-    @property
-    def multipliers(self) -> Tensor:
-        """Of the best safe policy of each instance, the largest over the constraints, `(n,)`."""
-        return multipliers(self.cmdp)
+    after: Tensor  # the same where costs are stochastic
+    kinds: tuple[str, ...]  # "stochastic" or "adversarial"
+    change: int  # after how many episodes the costs change
+    low: float = -1.0  # the lower of the two values that a cost takes; the other is 1
 
     def check_weight(self, weight: float) -> None:
         """Refuse a weight of the violation with which it pays to break a constraint: it must exceed every multiplier."""
-        largest = float(self.multipliers.max())
+        largest = float(multipliers(self.cmdp).max())
         if weight <= largest:
             raise tc.InvalidInput(
                 f"--weight is {weight:g}; it must be greater than {largest:.3g}, the largest multiplier of the instances, or "

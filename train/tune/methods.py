@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.tuning import Descent, Estimator, Smoothed, Study, Through, optimise
+from torchcmdp.tuning.gradient import log_point
 from torchcmdp.tuning.optimise import log_box
 
 Box = Mapping[str, tuple[float, float]]
@@ -30,18 +33,12 @@ SPREAD = 0.25  # of CMA-ES at its beginning, as a share of the box in every loga
 
 @dataclass(frozen=True)
 class Search:
-    """What every method is given: the study, the box, where to begin, how much to play, and a seed.
-
-    Attributes:
-        study, box, start: What to tune, within which ends, from where, as in `optimise`.
-        budget: Run-episodes.
-        seed: Of all random numbers.
-    """
+    """What every method is given: the study, the box and where to begin, as in `optimise`, how much to play, and a seed."""
 
     study: Study
     box: Box
     start: dict[str, float]
-    budget: int
+    budget: int  # run-episodes
     seed: int
 
     @property
@@ -71,75 +68,61 @@ def start_of(box: Box, seed: int) -> dict[str, float]:
     return dict(zip(box, (low + draw * (high - low)).exp().tolist(), strict=True))
 
 
-def descent(estimator: Estimator, rate: float, repeats: int) -> Callable[[Search], Trail]:
+def descent(estimator: Estimator, rate: float, repeats: int, given: Search) -> Trail:
     """Adam on an estimator's gradients, from the best of random draws; hands out the mean of the last half of its points."""
-
-    def search(given: Search) -> Trail:
-        screened = best_of(random_draws)(replace(given, budget=int(SCREEN * given.budget)))
-        spent, start = screened[-1]
-        price = estimator.runs(given.study, len(given.box), repeats) * given.study.horizon
-        how = Descent((given.budget - spent) // price, rate, patience=0, repeats=repeats, estimator=estimator, seed=given.seed)
-        found = optimise(given.study, start, how, box=given.box, progress=False)
-        points = torch.tensor([[row[f"Scales/{name}"] for name in given.box] for row in found.history], dtype=torch.float64).log()
-        moved = [(spent + price * n, given.named(points[n // 2 : n].mean(0))) for n in range(1, len(points) + 1)]
-        return screened + moved
-
-    return search
+    screened = best_of(random_draws, replace(given, budget=int(SCREEN * given.budget)))
+    spent, start = screened[-1]
+    price = estimator.runs(given.study, len(given.box), repeats) * given.study.horizon
+    how = Descent((given.budget - spent) // price, rate, patience=0, repeats=repeats, estimator=estimator, seed=given.seed)
+    found = optimise(given.study, start, how, box=given.box, progress=False)
+    points = torch.tensor([[row[f"Scales/{name}"] for name in given.box] for row in found.history], dtype=torch.float64).log()
+    moved = [(spent + price * n, given.named(points[n // 2 : n].mean(0))) for n in range(1, len(points) + 1)]
+    return screened + moved
 
 
-def best_of(draw: Callable[[Search], tuple[Callable[[], Tensor], Callable[[Tensor, float], Any]]]) -> Callable[[Search], Trail]:
+# Points in logarithms, the start first; it is sent what each was judged to be.
+Draws = Generator[Tensor, float, None]
+
+
+def best_of(draw: Callable[[Search], Draws], given: Search) -> Trail:
     """Candidates one after the other, each judged by a run of every instance; hands out the best so far, by these runs."""
-
-    def search(given: Search) -> Trail:
-        ask, tell = draw(given)
-        trail: Trail = []
-        best = float("inf")
-        for n in range(1, given.budget // given.price + 1):
-            point = torch.tensor(list(given.start.values()), dtype=torch.float64).log() if n == 1 else ask()
-            value = given.judge(point)
-            tell(point, value)
-            trail.append((n * given.price, given.named(point) if value < best else trail[-1][1]))
-            best = min(best, value)
-        return trail
-
-    return search
+    draws = draw(given)
+    trail: Trail = []
+    point, best = next(draws), float("inf")
+    for n in range(1, given.budget // given.price + 1):
+        value = given.judge(point)
+        trail.append((n * given.price, given.named(point) if value < best else trail[-1][1]))
+        point, best = draws.send(value), min(best, value)
+    return trail
 
 
-def random_draws(given: Search) -> tuple[Callable[[], Tensor], Callable[[Tensor, float], Any]]:
+def random_draws(given: Search) -> Draws:
     """Uniform in the logarithms."""
     (low, high), generator = given.ends, torch.Generator().manual_seed(given.seed)
-    draw = lambda: low + torch.rand(len(low), generator=generator, dtype=torch.float64) * (high - low)  # noqa: E731
-    return draw, lambda point, value: None
+    yield log_point(given.start)
+    while True:
+        yield low + torch.rand(len(low), generator=generator, dtype=torch.float64) * (high - low)
 
 
-def tpe_draws(given: Search) -> tuple[Callable[[], Tensor], Callable[[Tensor, float], Any]]:
+def tpe_draws(given: Search) -> Draws:
     """Optuna's tree-structured Parzen estimator with its defaults."""
     optuna = package("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     uniform = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in given.box.items()}
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=given.seed))
-    asked: list[Any] = []
-
-    def ask() -> Tensor:
-        asked.append(study.ask(uniform))
-        return torch.tensor([asked[-1].params[name] for name in given.box], dtype=torch.float64).log()
-
-    def tell(point: Tensor, value: float) -> None:
-        if asked:
-            study.tell(asked.pop(), value)
-        else:  # the start, which it did not ask for
-            study.add_trial(optuna.trial.create_trial(params=given.start, distributions=uniform, value=value))
-
-    return ask, tell
+    value = yield log_point(given.start)
+    study.add_trial(optuna.trial.create_trial(params=given.start, distributions=uniform, value=value))
+    while True:
+        asked = study.ask(uniform)
+        study.tell(asked, (yield log_point({name: asked.params[name] for name in given.box})))
 
 
 def cma_es(given: Search) -> Trail:
     """CMA-ES with its defaults, in logarithms of which the box is a cube; hands out the mean of its distribution."""
-    numpy, kind = package("numpy"), package("cmaes").CMA
+    kind = package("cmaes").CMA
     low, high = given.ends
-    begin = ((torch.tensor(list(given.start.values()), dtype=torch.float64).log() - low) / (high - low)).numpy()
-    bounds = numpy.array([[0.0, 1.0]] * len(low))
-    state = kind(mean=begin, sigma=SPREAD, bounds=bounds, seed=given.seed)
+    begin = ((log_point(given.start) - low) / (high - low)).numpy()
+    state = kind(mean=begin, sigma=SPREAD, bounds=np.array([[0.0, 1.0]] * len(low)), seed=given.seed)
     trail: Trail = []
     while (len(trail) + 1) * state.population_size * given.price <= given.budget:
         asked = [state.ask() for _ in range(state.population_size)]
@@ -168,9 +151,9 @@ def constants() -> dict[str, Any]:
 
 
 METHODS: Mapping[str, Callable[[Search], Trail]] = {
-    "smoothed gradient": descent(SMOOTHED, SMOOTHED_RATE, SMOOTHED_REPEATS),
-    "random search": best_of(random_draws),
-    "TPE": best_of(tpe_draws),
+    "smoothed gradient": partial(descent, SMOOTHED, SMOOTHED_RATE, SMOOTHED_REPEATS),
+    "random search": partial(best_of, random_draws),
+    "TPE": partial(best_of, tpe_draws),
     "CMA-ES": cma_es,
-    "mixed gradient": descent(MIXED, MIXED_RATE, MIXED_REPEATS),
+    "mixed gradient": partial(descent, MIXED, MIXED_RATE, MIXED_REPEATS),
 }

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-import torchcmdp as tc
 from torchcmdp.learners import LEARNERS
 
 from ..paper.presets import maker, settings
-from ..program import Count, Positive, bar, begin, publish, table
-from .evaluate import stage
-from .instances import RULES, InstanceOptions, Instances, make_instances
+from ..program import Count, bar, begin, publish, table
+from .evaluate import play_out, spread, stage
+from .instances import RULES, InstanceOptions, Instances
 
 SCALES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 STEPS = (1.0, 3.0, 10.0, 30.0, 100.0)
@@ -45,25 +44,20 @@ class Options(InstanceOptions):
     """
 
     horizon: Count = 1000  # Episodes of a run.
-    weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
-    instances: Count = 4  # Seeds of the training instances, each with stochastic and with changing costs.
     runs: Count = 2  # Of every combination on each instance in a repetition; all combinations meet the same random numbers.
     repetitions: Count = 5  # Among which the ranks are averaged.
-    seed: int = 0  # Of the training instances and of all random numbers.
     name: str = "tune-rivals"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Search for all rivals; returns the exit code."""
     options, folder = begin(Options, arguments, "tune rivals")
-    seeds = range(options.seed, options.seed + options.instances)
-    training = make_instances(options.widths, options.actions, options.constraints, seeds, options.horizon)
+    training = options.training(options.horizon)
     training.check_weight(options.weight)
-    config = {name: value for name, value in vars(options).items() if name not in ("name", "logdir")}
     rows = []
     for key, grid in GRIDS.items():
-        found = stage(folder, key, {**config, "grid": grid, **RULES}, lambda k=key, g=grid: search(options, training, k, g))
+        config = {**options.settings(), "grid": grid, **RULES}
+        found = stage(folder, key, config, lambda k=key, g=grid: search(options, training, k, g))
         for point in ranked(found)[:3]:
             constants = ", ".join(f"{name} {point[name]}" for name in grid)
             first = f"{point['first']} of {options.repetitions}"
@@ -98,15 +92,11 @@ def search(options: Options, training: Instances, key: str, grid: Mapping[str, S
         block = len(training.kinds) * runs
         which = torch.arange(len(training.kinds)).repeat(runs * len(points))
         env = training.environment(which, options.seed, block)
-        per_run = {name: torch.tensor([point[name] for point in points], dtype=torch.float64) for name in dict(rest)}
-        constants = {name: tensor.repeat_interleave(block) for name, tensor in per_run.items()}
-        own = settings(key, {mode: value, **constants}, env.cmdp)
+        own = settings(key, {mode: value, **spread(points, block)}, env.cmdp)
         size = (env.cmdp.layout, env.cmdp.constraints, options.horizon, options.delta, env.runs)
         learner = maker(key)(*size, **own)
         with bar(None, f"{learner.name}, {j} of {len(values)}", total=options.horizon, unit="ep") as shown:
-            result = tc.run(learner, env, options.horizon, progress=False, on_progress=shown.update)
-        if not result.completed:  # half a run must not be kept
-            raise KeyboardInterrupt
+            result = play_out(learner, env, options.horizon, shown.update)
         regret, unsafe = result.regret[:, -1], result.positive_violation_by_constraint[:, -1].sum(-1)
         objectives = ((regret + options.weight * unsafe) / options.horizon).view(len(points), options.repetitions, -1).mean(-1)
         for k, point in enumerate(points):

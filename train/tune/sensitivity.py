@@ -15,10 +15,10 @@ from torchcmdp.tuning import Smoothed, Study
 from torchcmdp.tuning.smoothed import Pairs
 
 from .. import program
-from ..program import Count, Positive, begin, plus_minus, table
+from ..program import Count, begin, plus_minus, table
 from .evaluate import stage
 from .figures import KNOWN_AS, PARTS, sensitivity_figure
-from .instances import RULES, InstanceOptions, make_instances
+from .instances import RULES, InstanceOptions
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # around the point
 SIGMA = 0.3  # spread of the logarithm of a scale: what is drawn is the mean over it, and so are the tangents
@@ -43,30 +43,18 @@ class Options(InstanceOptions):
 
     horizon: Count = 1000  # Episodes of a run.
     pairs: Count = 16  # Of runs, of each instance at each point.
-    instances: Count = 4  # Seeds of the instances, each with stochastic and with changing costs.
-    weight: Positive = 3.0  # Of the positive violation in the objective, which is drawn by itself.
-    seed: int = 0  # Of the first instance and of all random numbers.
     name: str = "tune-sensitivity"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
     quick: bool = False  # A minute's version, into LOGDIR/NAME-quick: short runs, few of them.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play and draw; returns the exit code."""
-    options, folder = begin(Options, arguments, "tune sensitivity")
-    if options.quick:
-        small: dict[str, Any] = {"horizon": 30, "pairs": 3, "instances": 1}
-        options, folder = replace(options, **small), folder.with_name(f"{folder.name}-quick")
+    options, folder = begin(Options, arguments, "tune sensitivity", {"horizon": 30, "pairs": 3, "instances": 1})
     if options.pairs < 2:
         raise tc.InvalidInput(f"--pairs is {options.pairs}; an interval needs at least 2.")
-    seeds = range(options.seed, options.seed + options.instances)
-    made = make_instances(options.widths, options.actions, options.constraints, seeds, options.horizon)
-    study = made.study(options.horizon, options.weight, options.delta)
-    config = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick")}
-    point = {"point": PRACTICAL_SCALES, "factors": FACTORS, "sigma": SIGMA, "normal": NORMAL, **RULES}
-    curves = stage(
-        folder, "sensitivity", {**config, **point}, lambda: sensitivity(study, PRACTICAL_SCALES, options.pairs, options.seed)
-    )
+    study = options.training(options.horizon).study(options.horizon, options.weight, options.delta)
+    config = {"point": PRACTICAL_SCALES, "factors": FACTORS, "sigma": SIGMA, "normal": NORMAL, **RULES, **options.settings()}
+    curves = stage(folder, "sensitivity", config, lambda: sensitivity(study, PRACTICAL_SCALES, options.pairs, options.seed))
     where = f"Written to {folder}: report.md, sensitivity.png, sensitivity.pdf"
     figure = sensitivity_figure(curves, note(study, options.pairs))
     program.publish(folder / "report.md", report(curves), where, {"sensitivity": figure})

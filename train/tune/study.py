@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,10 @@ from torchcmdp import plotting
 from torchcmdp.tuning import SCALES, Descent, Study, optimise, random_search
 
 from .. import program
-from ..program import Count, Positive, spelled, table, with_interval
+from ..program import Count, Positive, table, with_interval
 from .evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
 from .figures import front_figure, sensitivity_figure
-from .instances import HELD_OUT, RULES, InstanceOptions, Instances, make_instances
+from .instances import HELD_OUT, RULES, InstanceOptions, Instances
 from .sensitivity import note, sensitivity
 
 # Where the descent begins: the paper's steps, and a fraction of its widths and threshold. At the paper's own no gradient comes from
@@ -53,17 +54,13 @@ class Options(InstanceOptions):
     """
 
     horizon: Count = 1000  # Episodes of a run while tuning; the result is judged at ten times as many too.
-    weight: Positive = 3.0  # Of the positive violation in the objective; above every multiplier of the instances.
     steps: Count = 18  # Steps of the descent.
-    instances: Count = 4  # Seeds of the training instances, each with stochastic and with changing costs.
     repeats: Count = 2  # Runs of each instance for each partial derivative.
     held_out: Count = 16  # Seeds of the instances that the result is judged on.
     front: Annotated[tuple[Positive, ...], program.MAY_BE_EMPTY] = (0.5, 8.0)
     """Further weights, for the front between regret and violation."""
     front_steps: Count = 5  # Steps of the descent for each of them, from what was tuned.
-    seed: int = 0  # Of the training instances and of all random numbers.
     name: str = "tune"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
     fresh: bool = False  # Forget what the folder holds and start over.
     quick: bool = False
     """A minute's version, into LOGDIR/NAME-quick: short horizon, few steps, few instances, whatever else was asked for."""
@@ -71,11 +68,9 @@ class Options(InstanceOptions):
 
 def main(arguments: Sequence[str]) -> int:
     """Run the study; returns the exit code."""
-    options = program.parse(Options, arguments, prog="python -m train tune")
-    if options.quick:
-        small: dict[str, Any] = {"horizon": 200, "steps": 5, "instances": 2, "repeats": 1, "held_out": 4, "front_steps": 1}
-        options = replace(options, **small, name=f"{options.name}-quick")
-    folder = _check(options)
+    small = {"horizon": 200, "steps": 5, "instances": 2, "repeats": 1, "held_out": 4, "front_steps": 1}
+    options, folder = program.begin(Options, arguments, "tune", small)
+    _check(options)
     if options.fresh:
         _forget(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,21 +79,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check(options: Options) -> Path:
+def _check(options: Options) -> None:
     tc.Layout(options.widths, options.actions)  # which says what is wrong with them before anything is written
     if options.held_out < 2:
         raise tc.InvalidInput("--held-out is 1; an interval over instances needs at least 2.")
     if options.seed + options.instances > HELD_OUT:
         raise tc.InvalidInput(f"--seed is {options.seed}; training seeds must stay below {HELD_OUT}, where the unseen ones begin.")
-    folder = program.experiment_folder(options.logdir, options.name)
-    training_instances(options).check_weight(options.weight)
-    return folder
-
-
-def training_instances(options: Options) -> Instances:
-    """What the constants are found on."""
-    seeds = range(options.seed, options.seed + options.instances)
-    return make_instances(options.widths, options.actions, options.constraints, seeds, options.horizon)
+    options.training(options.horizon).check_weight(options.weight)
 
 
 def _forget(folder: Path) -> None:
@@ -116,16 +103,14 @@ class Work:
 
     def __init__(self, options: Options, folder: Path) -> None:
         self.options, self.folder = options, folder
-        unrelated = ("name", "logdir", "fresh", "quick", "front", "front_steps", "held_out")
-        self.config = {key: value for key, value in asdict(options).items() if key not in unrelated}
-        self.training = training_instances(options)
+        self.config = options.settings("front", "front_steps", "held_out")
+        self.training = options.training(options.horizon)
         self.study = self.training.study(options.horizon, options.weight, options.delta)
         self.place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": program.bar}  # of every descent
 
     def held_out(self, horizon: int) -> Instances:
         """The instances that nothing was chosen on."""
-        o = self.options
-        return make_instances(o.widths, o.actions, o.constraints, range(HELD_OUT, HELD_OUT + o.held_out), horizon)
+        return self.options.drawn(range(HELD_OUT, HELD_OUT + self.options.held_out), horizon)
 
     def run(self) -> str:
         """All stages in turn; returns the report."""
@@ -137,13 +122,12 @@ class Work:
         methods = {"paper": PAPER, "tuned": found.scales, "random search": searched["best"]}
         horizons = (o.horizon, 10 * o.horizon)
         judged = {str(T): self.stage(f"held_out_{T}", methods, lambda T=T: self.judge(methods, T)) for T in horizons}
-        curves = self.stage(
-            "sensitivity", {**found.scales, "pairs": PAIRS}, lambda: sensitivity(self.study, found.scales, PAIRS, o.seed)
-        )
+        curved = partial(sensitivity, self.study, found.scales, PAIRS, o.seed)
+        curves = self.stage("sensitivity", {**found.scales, "pairs": PAIRS}, curved)
         front = self.front(found.scales, descent, judged[str(o.horizon)])
         plotting.save(self.folder / "sensitivity.png", sensitivity_figure(curves, note(self.study, PAIRS)))
         plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
-        command = "python -m train tune" + "".join(f" {part}" for part in self.changed())
+        command = f"python -m train tune{program.retyped(o, 'name', 'logdir', 'fresh')}"
         study = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": vars(descent), **methods}
         extra = {"history": found.history, "run_episodes": found.run_episodes, "held_out": judged, "front": front}
         (self.folder / "study.json").write_text(json.dumps({**study, **extra}, indent=2) + "\n")
@@ -151,21 +135,8 @@ class Work:
 
     def stage(self, name: str, extra: Mapping[str, Any], function: Any) -> Any:
         """What the function returns, kept in a file, so that an interrupted study does not do it again."""
-        return stage(
-            self.folder,
-            name,
-            {**self.config, "held_out": self.options.held_out, "box": BOX, "start": START, **RULES, "extra": extra},
-            function,
-        )
-
-    def changed(self) -> list[str]:
-        """The options that differ from their defaults, as one would type them."""
-        defaults, words = asdict(Options()), []
-        for key, value in asdict(self.options).items():
-            if value != defaults[key] and key not in ("name", "logdir", "fresh"):
-                values = value if isinstance(value, tuple | list) else [value]
-                words.append(spelled(key) if value is True else " ".join([spelled(key), *map(str, values)]))
-        return words
+        config = {**self.config, "held_out": self.options.held_out, "box": BOX, "start": START, **RULES, "extra": extra}
+        return stage(self.folder, name, config, function)
 
     def search(self, candidates: int, runs: int) -> dict[str, Any]:
         """The best of as many random candidates as the descent had steps."""
@@ -194,11 +165,8 @@ class Work:
     def report(self, command: str, methods: Mapping[str, Mapping[str, float]], judged: Mapping[str, Results], spent: int) -> str:
         """What a person reads."""
         kinds = self.held_out(self.options.horizon).kinds
-        found = table(
-            ["scale", *methods],
-            [[name, *(f"{scales[name]:.4g}" if name in scales else "1" for scales in methods.values())] for name in SCALES],
-            "constants",
-        )
+        points = [[name, *(f"{scales.get(name, 1):.4g}" for scales in methods.values())] for name in SCALES]
+        found = table(["scale", *methods], points, "constants")
         rows, claims = [], []
         for horizon, results in judged.items():
             rows += rows_of(results, kinds, int(horizon))

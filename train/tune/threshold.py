@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 
 from ..program import Count, bar, begin, publish, table, with_interval
-from .evaluate import stage
+from .evaluate import play_out, stage
 from .instances import RULES, make_instances
 
 MEASURED = ("regret", "violation", "positive violation")
@@ -55,17 +56,16 @@ def main(arguments: Sequence[str]) -> int:
     """Run both experiments; returns the exit code."""
     options, folder = begin(Options, arguments, "tune threshold")
     rows, plain = [], {}
-    for size, kind, widths, label in bar(_cases(), "threshold"):
+    # for each size the premise, then what is compared: kind of costs, widths, threshold
+    premise = [("paper", "empirical threshold"), ("practical", "empirical threshold"), ("practical", "tuned threshold")]
+    cases = [("stochastic", *case) for case in premise] + [("adversarial", "practical", label) for label in THRESHOLDS]
+    for size, kind, widths, label in bar([(size, *case) for size in SIZES for case in cases], "threshold"):
         horizon = options.horizon if size == "bandit" else options.layered_horizon
-        config = {"horizon": horizon, "instances": options.instances, "delta": options.delta, "seed": options.seed}
         scales = {**(PRACTICAL_SCALES if widths == "practical" else {}), **THRESHOLDS[label]}
         name = "_".join((size, kind, widths, label)).replace(" ", "_").replace("'", "")
-        found = stage(
-            folder,
-            name,
-            {**config, "scales": scales, "size": SIZES[size], **RULES},
-            lambda s=size, k=kind, x=scales, T=horizon: play(options, s, k, x, T),
-        )
+        config = {"horizon": horizon, "instances": options.instances, "delta": options.delta, "seed": options.seed, **RULES}
+        work = partial(play, options, size, kind, scales, horizon)
+        found = stage(folder, name, {**config, "scales": scales, "size": SIZES[size]}, work)
         if label == "plain mean":
             plain[size, kind] = found
         rows.append([size, f"{horizon:,}", kind, widths, label, *summary(found, plain.get((size, kind)))])
@@ -74,22 +74,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _cases() -> Sequence[tuple[str, str, str, str]]:
-    """For each size the premise, then what is compared: size, kind of costs, widths, threshold."""
-    premise = [("paper", "empirical threshold"), ("practical", "empirical threshold"), ("practical", "tuned threshold")]
-    cases = [("stochastic", *case) for case in premise] + [("adversarial", "practical", label) for label in THRESHOLDS]
-    return [(size, *case) for size in SIZES for case in cases]
-
-
 def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon: int) -> dict[str, list[float]]:
     """One run of every instance: share of episodes in which Gamma was positive, regret and violations at the end."""
     instances = make_instances(*SIZES[size], range(options.seed, options.seed + options.instances), horizon, (kind,))
     env = instances.environment(torch.arange(options.instances), options.seed)
     cmdp = env.cmdp
     learner = tc.WCOPS.scaled(cmdp.layout, cmdp.constraints, horizon, options.delta, env.runs, **scales)
-    result = tc.run(learner, env, horizon, progress=False)
-    if not result.completed:  # Ctrl-C ends a run in good order, but half a run must not be kept
-        raise KeyboardInterrupt
+    result = play_out(learner, env, horizon)
     return {
         "awake": result.diagnostics["Learner/gamma_active"].tolist(),
         **{name: getattr(result, name.replace(" ", "_"))[:, -1].tolist() for name in MEASURED},

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.tuning import ESTIMATORS, Estimator, Smoothed, Study, Through
+from torchcmdp.tuning import ESTIMATORS, Estimator, Smoothed, Through
 
 from .. import program
 from ..program import Count, begin, table, write_table
 from .evaluate import stage
 from .figures import variance_figure
-from .instances import RULES, InstanceOptions, make_instances
+from .instances import RULES, InstanceOptions
 from .study import START
 
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -46,19 +46,13 @@ class Options(InstanceOptions):
     through: Count = 1000  # The longest horizon for derivatives through the learner.
     instances: Count = 2  # Seeds of the instances, each with stochastic and with changing costs.
     samples: Count = 16  # Of the gradient, from each instance.
-    weight: float = 3.0  # Of the positive violation in the objective.
-    seed: int = 0  # Of the first instance and of all random numbers.
     name: str = "tune-variance"  # Folder of the results inside LOGDIR.
-    logdir: str = "runs"  # Folder of all experiments.
     quick: bool = False  # A minute's version, into LOGDIR/NAME-quick: short horizons, few samples.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play all horizons; returns the exit code."""
-    options, folder = begin(Options, arguments, "tune variance")
-    if options.quick:
-        small: dict[str, Any] = {"horizons": (10, 20, 40), "instances": 1, "samples": 6}
-        options, folder = replace(options, **small), folder.with_name(f"{folder.name}-quick")
+    options, folder = begin(Options, arguments, "tune variance", {"horizons": (10, 20, 40), "instances": 1, "samples": 6})
     check(options)
     rows = []
     for horizon, name in program.bar(cases(options), "variance"):
@@ -75,9 +69,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def settings(options: Options, name: str, horizon: int) -> dict[str, Any]:
     """All that a measurement depends on."""
-    own = {key: value for key, value in vars(options).items() if key not in ("name", "logdir", "quick", "horizons", "through")}
     how = estimator(name, horizon)
-    return {**own, "estimator": {"kind": type(how).__name__, **asdict(how)}, "start": START, "resamples": RESAMPLES, **RULES}
+    design = {"estimator": {"kind": type(how).__name__, **asdict(how)}, "start": START, "resamples": RESAMPLES, **RULES}
+    return {**options.settings("horizons", "through"), **design}
 
 
 def check(options: Options) -> None:
@@ -109,9 +103,7 @@ def estimator(name: str, horizon: int) -> Estimator:
 
 def measure(options: Options, name: str, horizon: int) -> dict[str, float]:
     """The variance of a sample, with the ends of its interval, and how many runs a sample costs."""
-    seeds = range(options.seed, options.seed + options.instances)
-    made = make_instances(options.widths, options.actions, options.constraints, seeds, horizon)
-    study: Study = made.study(horizon, options.weight, options.delta)
+    study = options.training(horizon).study(horizon, options.weight, options.delta)
     how, point = estimator(name, horizon), torch.tensor(list(START.values()), dtype=torch.float64).log()
     found = how.samples(study, tuple(START), point, options.samples, options.seed, None).derivatives
     value, low, high = variance(found.view(options.samples, study.instances, -1))

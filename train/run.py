@@ -122,9 +122,8 @@ def main(arguments: Sequence[str]) -> int:
     size, names = _check_memory(options, cmdp), players(options, cmdp)
     leads, labels = process_rank() == 0, ", ".join(map(label_of, names))
     if leads:
-        print(
-            f"{labels}, {options.runs} runs of {options.episodes:,} episodes, about {size:.2g} GiB, into {folder}", file=sys.stderr
-        )
+        played = f"{options.runs} runs of {options.episodes:,} episodes"
+        print(f"{labels}, {played}, about {size:.2g} GiB, into {folder}", file=sys.stderr)
     results: dict[str, tc.RunResult] = {}
     with program.bar(None, label_of(names[0]), total=options.episodes * len(names), unit="ep", disable=not leads) as shown:
         for name in names:
@@ -178,7 +177,10 @@ def _report(options: Options, folder: Path, results: dict[str, tc.RunResult], cm
     program.publish(path, text, f"Pictures, also as PDF: {pictures}\n{advice}", figures)
     settings = "\n".join(f"| {field.name} | `{getattr(options, field.name)}` |" for field in fields(options))
     about = f"{words}\n\n| option | value |\n|---|---|\n{settings}"
-    program.board(folder, figures, {"About this experiment": about}, int(next(iter(results.values())).episodes[-1]))
+    writer = program.writer_of(folder)  # what belongs to the experiment and to none of its learners
+    writer.texts({"About this experiment": about})
+    writer.images(figures, int(next(iter(results.values())).episodes[-1]))
+    writer.flush()
 
 
 def _about(options: Options, cmdp: tc.LayeredCMDP) -> str:
@@ -212,27 +214,14 @@ def make_cmdp(options: Options) -> tuple[tc.LayeredCMDP, Any]:
 def build(
     options: Options, name: str, cmdp: tc.LayeredCMDP, imported: Any, runs: int, first_run: int = 0
 ) -> tuple[Learner, tc.Simulator]:
-    """The learner and the simulator of some runs.
-
-    Args:
-        options: What to build.
-        name: Who plays.
-        cmdp, imported: Of `make_cmdp`.
-        runs, first_run: Which of the runs.
-    """
+    """The learner of that name, and the simulator, of some runs in what `make_cmdp` gave."""
     costs = tc.Bernoulli(cmdp.costs, low=-1) if imported is None else imported.cost_process()
     env = tc.Simulator(cmdp, rewards=tc.Bernoulli(cmdp.rewards), costs=costs, runs=runs, seed=options.seed, first_run=first_run)
-    settings = given(options, SETTINGS)
+    settings = {name: value for name, value in program.changed(options).items() if name in SETTINGS}
     settings |= program.told(name, cmdp, options.baseline_share, seed=options.seed, first_run=first_run)
     kind: Any = tc.WCOPS.practical if name == PRACTICAL else LEARNERS[name]
     size = (cmdp.layout, cmdp.constraints, options.episodes or ALONE, options.delta, runs)
     return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
-
-
-def given(options: Options, names: Sequence[str]) -> dict[str, Any]:
-    """The options among `names` that are not at their defaults."""
-    defaults = {field.name: field.default for field in fields(options)}
-    return {name: getattr(options, name) for name in names if getattr(options, name) != defaults[name]}
 
 
 def summary(result: tc.RunResult, cmdp: tc.LayeredCMDP, imported: Any = None) -> str:
@@ -272,11 +261,16 @@ def _check_memory(options: Options, cmdp: tc.LayeredCMDP) -> float:
 def _check(options: Options, typed: set[str]) -> Path:
     """What no part of the library would refuse in the words of the command line; returns the experiment's folder.
 
-    Args:
-        options: What was asked for.
-        typed: The options that were typed: one that a learner does not have is refused even at its default.
+    An option that was typed and that a learner does not have is refused even at its default.
     """
-    _check_combination(options, typed)
+    foreign = ("steps", "budget") if options.env == "random" else ("widths", "actions", "constraints")
+    for name in filter(typed.__contains__, foreign):
+        owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"
+        raise tc.InvalidInput(f"{spelled(name)} belongs to {owner}, and --env is {options.env}.")
+    if options.learner:  # what is practical about the practical one are its own constants
+        program.check_settings(options.learner, typed, SETTINGS, {"solver"} if options.learner == PRACTICAL else None)
+    elif own := next(filter(typed.__contains__, SETTINGS), None):
+        raise tc.InvalidInput(f"{spelled(own)} is a setting of one learner; say whose, such as --learner wc-ops.")
     usual = "alone" if options.learner else "main"
     name = usual if options.env == "random" else f"{options.env}-alone" if options.learner else options.env
     folder = program.experiment_folder(options.logdir, name if options.name is None else options.name)
@@ -286,15 +280,3 @@ def _check(options: Options, typed: set[str]) -> Path:
     if options.resume and not any((folder / name / "checkpoint.pt").exists() for name in asked):
         raise tc.InvalidInput(f"--resume finds no checkpoint in {folder / asked[0]}; leave it out to start a new run.")
     return folder
-
-
-def _check_combination(options: Options, typed: set[str]) -> None:
-    """Refuse options that the chosen environment or learner does not have."""
-    foreign = ("steps", "budget") if options.env == "random" else ("widths", "actions", "constraints")
-    for name in filter(typed.__contains__, foreign):
-        owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"
-        raise tc.InvalidInput(f"{spelled(name)} belongs to {owner}, and --env is {options.env}.")
-    if options.learner:  # what is practical about the practical one are its own constants
-        program.check_settings(options.learner, typed, SETTINGS, {"solver"} if options.learner == PRACTICAL else None)
-    elif own := next(filter(typed.__contains__, SETTINGS), None):
-        raise tc.InvalidInput(f"{spelled(own)} is a setting of one learner; say whose, such as --learner wc-ops.")
