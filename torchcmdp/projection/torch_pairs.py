@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcmdp.kernels.limits import LEFT_BY_ROUNDING
 from torchcmdp.layout import Layout
 
 # Stands for ln 0 where arithmetic with -inf would make NaN.
@@ -198,6 +199,18 @@ def answered(problem: Problem, v: Tensor, p: Tensor, side: Tensor, t: Tensor, s:
     inflow[0, 0] = 1
     v = torch.where(problem.layout.state_mask(v.device).unsqueeze(-1), v, 0.0)
     return Response(v, p, side, t, s, inflow, s.sum(2), (problem.costs * s.unsqueeze(3)).sum((0, 1, 2)))
+
+
+def close_corners(problem: Problem, response: Response) -> Response:
+    """The response with what rounding has left to free entries taken from them (see `kernels.pull.close_corners`)."""
+    free = response.side == 0
+    left = torch.where(free, response.p, 0.0).sum(0)
+    closed = (left > 0) & (left <= LEFT_BY_ROUNDING)
+    p = torch.where(free & closed, problem.lower, response.p)
+    z = problem.target + ahead(problem.layout, response.v)
+    psi = torch.where(closed & (p > 0), p * (p.log() - z), 0.0).sum(0)
+    side = torch.where(free & closed, 1.0, response.side)
+    return response._replace(p=p, side=side, t=torch.where(closed, psi, response.t))
 
 
 def cholesky(matrix: Tensor, fixed: bool) -> Tensor:
