@@ -6,6 +6,7 @@ three times as fast.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,6 +18,18 @@ from torchcmdp.layout import Layout
 
 # Stands for ln 0 where arithmetic with -inf would make NaN.
 NEVER = -1e30
+
+
+def take(tensor: Tensor, index: Tensor) -> Tensor:
+    """tensor[..., index], in a quarter of the time."""
+    rows = math.prod(tensor.shape[:-1])
+    return tensor.reshape(rows, tensor.shape[-1]).gather(1, index.expand(rows, -1)).view(*tensor.shape[:-1], len(index))
+
+
+def put(tensor: Tensor, index: Tensor, part: Tensor) -> None:
+    """tensor[..., index] = part, likewise."""
+    rows = math.prod(tensor.shape[:-1])
+    tensor.view(rows, tensor.shape[-1]).scatter_(1, index.expand(rows, -1), part.reshape(rows, len(index)))
 
 
 class Problem(NamedTuple):
@@ -31,7 +44,7 @@ class Problem(NamedTuple):
 
     def take(self, index: Tensor) -> Problem:
         """Some of the instances."""
-        return Problem(self.layout, *(tensor[..., index] for tensor in self[1:]))
+        return Problem(self.layout, *(take(tensor, index) for tensor in self[1:]))
 
     def scaled(self, temperature: Tensor) -> Problem:
         """The problem with target and cap divided by a temperature `(B)`."""
@@ -57,7 +70,12 @@ class Response(NamedTuple):
 
     def take(self, index: Tensor) -> Response:
         """Some of the instances."""
-        return Response(*(tensor[..., index] for tensor in self))
+        return Response(*(take(tensor, index) for tensor in self))
+
+    def put(self, index: Tensor, part: Response) -> None:
+        """Overwrite some of the instances."""
+        for whole, tensor in zip(self, part, strict=True):
+            put(whole, index, tensor)
 
     def where(self, choose: Tensor, other: Response) -> Response:
         """This response where `choose` `(B)`, the other elsewhere."""
