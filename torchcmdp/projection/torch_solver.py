@@ -157,13 +157,14 @@ def newton(
     stalled, stuck = torch.zeros_like(iterations), done
     for iteration in itertools.count():
         worst, converged, acceptable = judge(problem, response, lam, tolerance)
+        allowed = slack(response, lam)
         if fixed:
             iterations = torch.where(converged & ~done, iteration, iterations)
             done = done | converged
             if iteration == fixed_iterations:
                 return response, lam, iterations, done
         else:
-            moving = (worst < 0.5 * best) | (previous - response.value > slack(response, lam))
+            moving = (worst < 0.5 * best) | (previous - response.value > allowed)
             stalled = torch.where(moving, 0, stalled + 1)
             best, previous = torch.minimum(best, worst), response.value
             converged = converged | (((stalled >= 4) | stuck) & acceptable)
@@ -178,9 +179,9 @@ def newton(
                     break
                 active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), take(lam, keep)
                 tolerance, best, reach, stalled = tolerance[keep], best[keep], reach[keep], stalled[keep]
-                previous = previous[keep]
-        response = rebalance(problem, response, lam, fixed)
-        response, lam, reach, stuck = newton_step(problem, response, lam, reach, fixed)
+                previous, allowed = previous[keep], allowed[keep]
+        response = rebalance(problem, response, lam, allowed, fixed)
+        response, lam, reach, stuck = newton_step(problem, response, lam, reach, allowed, fixed)
     return final, final_lam, iterations, done
 
 
@@ -195,10 +196,11 @@ def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) 
     return worst, converged, (worst <= acceptable) & (relative <= SETTLED_RELATIVE)
 
 
-def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> Response:
+def rebalance(problem: Problem, response: Response, lam: Tensor, allowed: Tensor, fixed: bool) -> Response:
     """Move potentials by half the log ratio of inflow and outflow where the two are far apart, a few times in a row.
 
-    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
+    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go. The dual
+    may rise by what is `allowed` `(B)`.
     """
     for _ in range(FIXED_REBALANCINGS if fixed else REBALANCINGS):
         imbalance = response.inflow.log() - response.outflow.log()
@@ -207,7 +209,7 @@ def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
         if not fixed and not bool(far.any()):
             break
         trial = evaluate(problem, response.v - torch.where(far, 0.5 * imbalance, 0.0), lam, fixed)
-        better = (trial.value <= response.value + slack(response, lam)) & far.flatten(0, 1).any(0)
+        better = (trial.value <= response.value + allowed) & far.flatten(0, 1).any(0)
         response = trial.where(better, response)
         if not fixed and not bool(better.any()):
             break
@@ -215,7 +217,7 @@ def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
 
 
 def newton_step(
-    problem: Problem, response: Response, lam: Tensor, reach: Tensor, fixed: bool
+    problem: Problem, response: Response, lam: Tensor, reach: Tensor, allowed: Tensor, fixed: bool
 ) -> tuple[Response, Tensor, Tensor, Tensor]:
     """One Newton step, shortened until the dual decreases, or doubled while it falls as if it had no curvature.
 
@@ -227,7 +229,6 @@ def newton_step(
     dv, dlam, slope = direction(problem, response, lam, fixed)
     longest = dv.abs().amax((0, 1))
     length = reach / torch.maximum(longest, reach)
-    allowed = slack(response, lam)
 
     def go(length: Tensor) -> tuple[Response, Tensor]:
         moved = (lam + length * dlam).clamp_min(0)
