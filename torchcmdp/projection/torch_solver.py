@@ -59,9 +59,8 @@ def solve(
     batch, m = costs.shape[:2]
     v, lam = target.new_zeros(layout.layers, layout.width, batch), target.new_zeros(m, batch)
     if fixed_iterations is not None:
-        goal = torch.full_like(problem.cap, tolerance)
         limit = torch.full((batch,), fixed_iterations, dtype=torch.int64, device=target.device)
-        response, lam, iterations, _ = newton(problem, v, lam, goal, limit, fixed_iterations)
+        response, lam, iterations, _ = newton(problem, v, lam, tolerance, limit, fixed_iterations)
         empty = least_violation(problem, lam) > CERTAIN
     else:
         response, lam, iterations = minimise(problem, v, lam, tolerance, max_iterations)
@@ -81,8 +80,8 @@ def minimise(
         The response, lam and the iterations.
     """
     plain = min(WARM_ITERATIONS if warm else PLAIN_ITERATIONS, max_iterations)
-    goal = torch.full_like(problem.cap, tolerance)
-    response, lam, iterations, done = newton(problem, v, lam, goal, torch.full_like(goal, plain, dtype=torch.int64))
+    limit = torch.full_like(problem.cap, plain, dtype=torch.int64)
+    response, lam, iterations, done = newton(problem, v, lam, tolerance, limit)
     if warm:
         response, lam = polished(problem, response, lam)
     # what rounding lets pass for converged may still be far from safe
@@ -141,9 +140,9 @@ def find_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, la
 
 
 def newton(
-    problem: Problem, v: Tensor, lam: Tensor, tolerance: Tensor, limit: Tensor, fixed_iterations: int | None = None
+    problem: Problem, v: Tensor, lam: Tensor, tolerance: float, limit: Tensor, fixed_iterations: int | None = None
 ) -> tuple[Response, Tensor, Tensor, Tensor]:
-    """Minimise the dual from (v, lam) in at most `limit` iterations, or in just so many with no host read.
+    """Minimise the dual from (v, lam) in at most `limit` iterations `(B)`, or in just so many with no host read.
 
     Returns the response, lam, the iterations spent and whether the tolerance was met, or as nearly as rounding lets it.
     """
@@ -152,8 +151,8 @@ def newton(
     done = torch.zeros_like(limit, dtype=torch.bool)
     active = torch.arange(len(limit), device=v.device)
     final = response = evaluate(problem, v, lam, fixed)
-    best = previous = torch.full_like(tolerance, torch.inf)
-    reach = torch.full_like(tolerance, LONGEST_MOVE)
+    best = previous = torch.full_like(problem.cap, torch.inf)
+    reach = torch.full_like(problem.cap, LONGEST_MOVE)
     stalled, stuck = torch.zeros_like(iterations), done
     for iteration in itertools.count():
         worst, converged, acceptable = judge(problem, response, lam, tolerance)
@@ -168,7 +167,7 @@ def newton(
             stalled = torch.where(moving, 0, stalled + 1)
             best, previous = torch.minimum(best, worst), response.value
             converged = converged | (((stalled >= 4) | stuck) & acceptable)
-            stop = converged | stuck | (limit[active] <= iteration)
+            stop = converged | stuck | (limit <= iteration)
             if bool(stop.any()):
                 if iteration:
                     final.put(active, response)
@@ -178,21 +177,22 @@ def newton(
                 if len(keep) == 0:
                     break
                 active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), take(lam, keep)
-                tolerance, best, reach, stalled = tolerance[keep], best[keep], reach[keep], stalled[keep]
-                previous, allowed = previous[keep], allowed[keep]
+                limit, best, reach, stalled, previous, allowed = (
+                    state[keep] for state in (limit, best, reach, stalled, previous, allowed)
+                )
         response = rebalance(problem, response, lam, allowed, fixed)
         response, lam, reach, stuck = newton_step(problem, response, lam, reach, allowed, fixed)
     return final, final_lam, iterations, done
 
 
-def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def judge(problem: Problem, response: Response, lam: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
     """The largest KKT residual, whether it and each state's own will do, and whether they do for want of precision: `(B)` each."""
     flow, relative, safety = residuals(problem, response, lam)
     # a violation costs `cap` in the duality gap
     price = (problem.cap / 500).clamp_min(1)
     worst = torch.maximum(flow, price * safety)
     acceptable = (price * rounding(response, lam)).clamp_min(ACCEPTABLE_RESIDUAL)
-    converged = (worst <= tolerance) & (relative <= tolerance.clamp_min(RELATIVE_TOLERANCE))
+    converged = (worst <= tolerance) & (relative <= max(tolerance, RELATIVE_TOLERANCE))
     return worst, converged, (worst <= acceptable) & (relative <= SETTLED_RELATIVE)
 
 
@@ -270,9 +270,8 @@ def cooled(problem: Problem, tolerance: float, limit: Tensor) -> tuple[Response,
     used = torch.zeros_like(top, dtype=torch.int64)
     while True:
         last = bool((temperature <= 1).all())
-        goal = torch.full_like(temperature, tolerance if last else 1e-3)
-        left = limit - used
-        response, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, left if last else left.clamp_max(30))
+        goal, left = (tolerance, limit - used) if last else (1e-3, (limit - used).clamp_max(30))
+        response, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, left)
         used += spent
         if last:
             return response, lam, used
