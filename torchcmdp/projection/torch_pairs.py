@@ -158,7 +158,8 @@ def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, T
     rows = (p.clamp(lower, upper).sub_(p).abs_().amax(0) > 0).flatten().nonzero().squeeze(-1)
     if len(rows):
         psi = t.clone()
-        found = fix_variables(*(take(tensor.flatten(1), rows) for tensor in (z, lower, upper)), fixed)
+        part_z, part_lower, part_upper = (take(tensor.flatten(1), rows) for tensor in (z, lower, upper))
+        found = fix_variables(part_z, part_lower, part_upper, fixed)
         for whole, part in zip((p.flatten(1), side.flatten(1), psi.flatten(), t.flatten()), found, strict=True):
             put(whole, rows, part)
     return p, side, psi, t
