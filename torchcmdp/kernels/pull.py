@@ -8,16 +8,36 @@ import numpy as np
 
 from torchcmdp.kernels.cpu import compiled, entry
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, DEPENDENT
+from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, DEPENDENT, LEFT_BY_ROUNDING
 from torchcmdp.kernels.linalg import assemble_border, prepare, solve
 from torchcmdp.kernels.newton import spend
-from torchcmdp.kernels.pairs import AT_LOWER, FREE, Problem, evaluate, weigh
+from torchcmdp.kernels.pairs import AT_LOWER, FREE, Problem, clipped_value, evaluate, weigh
 from torchcmdp.kernels.projection import gather, normalise
 from torchcmdp.kernels.threads import over_batch
 from torchcmdp.kernels.work import carve, room
 
 # Sweeps over all pairs of axes after which a small symmetric matrix is diagonal; it takes five or so.
 MOST_SWEEPS = 30
+
+
+@compiled
+def close_corners(geometry, problem, response, v):
+    """Where bounds leave nothing but rounding to the free entries of a pair, these are at their lower ends too."""
+    row, successor, p, code = geometry.row, geometry.successor, response.p, response.code
+    for pair in range(response.s.shape[0]):
+        if not response.clipped[pair]:
+            continue
+        left = 0.0
+        for e in range(row[pair], row[pair + 1]):
+            left += p[e] if code[e] == FREE else 0.0
+        if not 0.0 < left <= LEFT_BY_ROUNDING:
+            continue
+        for e in range(row[pair], row[pair + 1]):
+            if code[e] == FREE:
+                p[e] = problem.lower[e]
+                code[e] = AT_LOWER
+        psi, _ = clipped_value(row[pair], row[pair + 1], problem, v, successor, 0.0, response)
+        response.t[pair] = psi
 
 
 @compiled
@@ -181,6 +201,7 @@ def pull_one(geometry, problem, work, grad, target, bound):
     actions, row, successor = geometry.actions, geometry.row, geometry.successor
     response, v, dv, dlam, exponent = work.response, work.v, work.dv, work.dlam, work.response.exponent
     evaluate(geometry, problem, response, v, work.lam)
+    close_corners(geometry, problem, response, v)
     work.system.iterates.enough[0] = 1e-12
     prepare(geometry, response, work.system)
     reduce_multipliers(geometry, problem, work)

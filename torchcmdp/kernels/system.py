@@ -9,6 +9,7 @@ from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.linalg import prepare, solve
 from torchcmdp.kernels.pairs import FREE, Problem, evaluate, weigh
 from torchcmdp.kernels.projection import gather
+from torchcmdp.kernels.pull import close_corners
 from torchcmdp.kernels.threads import over_batch
 from torchcmdp.kernels.work import carve, memory, room
 
@@ -31,6 +32,7 @@ def respond_range(
         work.v[state_at.shape[0]] = 0.0  # of the terminal state, as in `pull_range`
         weigh(geometry, instance.target, instance.upper, work.weight, work.base, response)
         evaluate(geometry, problem, response, work.v, work.lam)
+        close_corners(geometry, problem, response, work.v)
         for pair in range(pair_at.shape[0]):
             s[b, pair_at[pair]] = response.s[pair]
             t[b, pair_at[pair]] = response.t[pair] if response.clipped[pair] else 0.0

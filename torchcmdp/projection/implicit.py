@@ -20,7 +20,7 @@ from torchcmdp.errors import InvalidInput
 from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, DEPENDENT
 from torchcmdp.layout import Layout
 from torchcmdp.projection.torch_multipliers import units
-from torchcmdp.projection.torch_pairs import batch_last, evaluate, factor, make_problem
+from torchcmdp.projection.torch_pairs import batch_last, close_corners, evaluate, factor, make_problem
 
 Duals = tuple[Tensor, Tensor]  # potentials (B x L x S) and multipliers (B x m)
 
@@ -61,8 +61,9 @@ class Point(NamedTuple):
         """The change of ln q at fixed active bounds, of target, of bounds, and of ln s by itself `(B x L x S x A)`."""
         free, total = self._free()
         given = (free * d_target + d_bound).sum(-1, keepdim=True) / total
-        own = torch.where(self.free, d_target, d_bound / torch.where(self.p > 0, self.p, 1.0)) - given
-        held = torch.where(self.free | (free.sum(-1, keepdim=True) <= 0), own, own + given)
+        giving = self.free | (free.sum(-1, keepdim=True) <= 0)
+        own = torch.where(self.free, d_target, d_bound / torch.where(self.p > 0, self.p, 1.0))
+        held = own - torch.where(giving, given, 0.0)
         along = (self.p * d_target - self.price * d_bound).sum(-1) + d_exponent
         return torch.where(self.p > 0, held + along.unsqueeze(-1), 0.0)
 
@@ -248,7 +249,7 @@ def torch_system(theta: tuple[Tensor, ...], duals: Duals, layout: Layout) -> tup
     target, lower, upper, costs = theta
     problem = make_problem(layout, target, lower, upper, costs, cap=math.inf)
     # no host read keeps the derivative usable in fixed-iteration mode
-    response = evaluate(problem, duals[0].movedim(0, -1), duals[1].mT, fixed=True)
+    response = close_corners(problem, evaluate(problem, duals[0].movedim(0, -1), duals[1].mT, fixed=True))
     cholesky, scale = factor(layout, response, fixed=True)
     scale = scale.unsqueeze(1)
 

@@ -25,7 +25,7 @@ from torchcmdp.kernels.limits import (
 )
 from torchcmdp.layout import Layout
 from torchcmdp.projection.torch_multipliers import least_violation, units
-from torchcmdp.projection.torch_pairs import Problem, Response, arrivals_at, batch_last, evaluate, make_problem
+from torchcmdp.projection.torch_pairs import Problem, Response, arrivals_at, batch_last, evaluate, make_problem, put, take
 from torchcmdp.projection.torch_step import direction, is_full, polished, residuals, rounding, slack
 from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
@@ -52,78 +52,82 @@ def solve(
         costs: `(B x m x L x S x A)`.
     """
     invalid = find_invalid(target, lower, upper, costs, layout)
+    if fixed_iterations is None and bool(invalid.any()):
+        fixed_iterations = 0  # the whole batch will be refused
     scale = units(costs)
     problem = make_problem(layout, target, lower, upper, costs / scale[:, :, None, None, None], cap)
     batch, m = costs.shape[:2]
     v, lam = target.new_zeros(layout.layers, layout.width, batch), target.new_zeros(m, batch)
     if fixed_iterations is not None:
-        goal = torch.full_like(problem.cap, tolerance)
-        iterations = torch.full((batch,), fixed_iterations, dtype=torch.int64, device=target.device)
-        v, lam, iterations, _ = newton(problem, v, lam, goal, iterations, fixed_iterations)
+        limit = torch.full((batch,), fixed_iterations, dtype=torch.int64, device=target.device)
+        response, lam, iterations, _ = newton(problem, v, lam, tolerance, limit, fixed_iterations)
         empty = least_violation(problem, lam) > CERTAIN
     else:
-        iterations = torch.zeros(batch, dtype=torch.int64, device=target.device)
-        keep = (~invalid).nonzero().squeeze(-1)
-        part = problem if len(keep) == batch else problem.take(keep)
-        v[..., keep], lam[:, keep], iterations[keep] = minimise(
-            part, v[..., keep], lam[:, keep], tolerance, max_iterations, PLAIN_ITERATIONS
-        )
-        empty = raise_caps(problem, v, lam, iterations, keep, tolerance, max_iterations)
-    if fixed_iterations is not None:
-        response = evaluate(problem, v, lam, True)
-    else:
-        response, lam = polished(problem, v, lam, problem.cap > cap)
+        response, lam, iterations = minimise(problem, v, lam, tolerance, max_iterations)
+        empty = raise_caps(problem, response, lam, iterations, tolerance, max_iterations)
     return certify(problem, response, lam, scale, cap, empty, iterations, invalid)
 
 
 def minimise(
-    problem: Problem, v: Tensor, lam: Tensor, tolerance: float, max_iterations: int, plain: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton's method from (v, lam), and on a cooling schedule from zero where that fails; returns (v, lam) and iterations."""
-    plain = min(plain, max_iterations)
-    goal = torch.full_like(problem.cap, tolerance)
-    limit = torch.full(goal.shape, plain, dtype=torch.int64, device=v.device)
-    v, lam, iterations, done = newton(problem, v, lam, goal, limit)
+    problem: Problem, v: Tensor, lam: Tensor, tolerance: float, max_iterations: int, warm: bool = False
+) -> tuple[Response, Tensor, Tensor]:
+    """Newton's method from (v, lam), and on a cooling schedule from zero where the certificate says that it failed.
+
+    Args:
+        warm: (v, lam) is the solution with a lower cap.
+
+    Returns:
+        The response, lam and the iterations.
+    """
+    plain = min(WARM_ITERATIONS if warm else PLAIN_ITERATIONS, max_iterations)
+    limit = torch.full_like(problem.cap, plain, dtype=torch.int64)
+    response, lam, iterations, done = newton(problem, v, lam, tolerance, limit)
+    if warm:
+        response, lam = polished(problem, response, lam)
+    # what rounding lets pass for converged may still be far from safe
+    done &= unpriced(problem, lam, spend(problem, response)[1]) <= ACCEPTABLE_RESIDUAL
     hard = (~done).nonzero().squeeze(-1)
     if len(hard) and max_iterations > plain:
-        v[..., hard], lam[..., hard], spent = cooled(problem.take(hard), tolerance, max_iterations - plain)
-        iterations[hard] += spent
-    return v, lam, iterations
+        part = problem.take(hard)
+        cooler, cooler_lam, more = cooled(part, tolerance, max_iterations - iterations[hard])
+        if warm:
+            cooler, cooler_lam = polished(part, cooler, cooler_lam)
+        response.put(hard, cooler)
+        put(lam, hard, cooler_lam)
+        iterations[hard] += more
+    return response, lam, iterations
 
 
 def raise_caps(
-    problem: Problem, v: Tensor, lam: Tensor, iterations: Tensor, keep: Tensor, tolerance: float, max_iterations: int
+    problem: Problem, response: Response, lam: Tensor, iterations: Tensor, tolerance: float, max_iterations: int
 ) -> Tensor:
     """Raise the caps, in place, that are used up by sets which are not proven empty, until one or the other is certain.
 
-    Returns which sets are empty, `(B)`.
+    Where that ends in an occupancy, it and its cap stay; an empty set keeps the answer of its own cap.
+
+    Returns:
+        Which sets are empty, `(B)`.
     """
     empty = torch.zeros_like(iterations, dtype=torch.bool)
-    open_, cap = keep[is_full(lam[:, keep], problem.cap[keep])], problem.cap.clone()
-    now_v, now_lam, before = v.clone(), lam.clone(), torch.zeros_like(lam)
+    open_ = is_full(lam, problem.cap).nonzero().squeeze(-1)
+    part, now, now_lam = problem.take(open_), response.take(open_), take(lam, open_)
+    before = torch.zeros_like(now_lam)
     while len(open_):
-        part = problem.take(open_)._replace(cap=cap[open_])
-        response, _ = polished(part, now_v[..., open_], now_lam[:, open_], (cap > problem.cap)[open_])
-        violation = recover(part, response)[2].amax(0)
-        undecided = is_full(now_lam[:, open_], cap[open_]) & (violation > ACCEPTABLE_RESIDUAL) & (cap[open_] < HIGHEST_CAP)
+        violated = spend(part, now)[1].amax(0) > ACCEPTABLE_RESIDUAL
         # as the cap rises the multipliers tend to a line, whose direction is the best proof there is
-        gained = (now_lam - before)[:, open_].clamp_min(0)
-        proven = torch.maximum(least_violation(part, now_lam[:, open_]), least_violation(part, gained)) > CERTAIN
-        empty[open_] |= proven
-        undecided &= ~proven
-        # where the raised cap has led to a safe occupancy it stays; a set that turned out empty keeps its own cap's answer
-        found = open_[~undecided & (violation <= ACCEPTABLE_RESIDUAL)]
-        v[..., found], lam[:, found], problem.cap[found] = now_v[..., found], now_lam[:, found], cap[found]
-        open_ = open_[undecided]
-        if len(open_) == 0:
-            break
-        cap[open_] *= 10
-        before = now_lam.clone()
-        part = problem.take(open_)._replace(cap=cap[open_])
-        now_v[..., open_], now_lam[:, open_], spent = minimise(
-            part, now_v[..., open_], now_lam[:, open_], tolerance, max_iterations, WARM_ITERATIONS
-        )
-        iterations[open_] += spent
+        gained = (now_lam - before).clamp_min(0)
+        proven = violated & (torch.maximum(least_violation(part, now_lam), least_violation(part, gained)) > CERTAIN)
+        undecided = violated & ~proven & is_full(now_lam, part.cap) & (part.cap < HIGHEST_CAP)
+        empty[open_] = proven
+        found, left = (which.nonzero().squeeze(-1) for which in (~proven & ~undecided, undecided))
+        response.put(open_[found], now.take(found))
+        put(lam, open_[found], take(now_lam, found))
+        put(problem.cap, open_[found], take(part.cap, found))
+        open_, part, before = open_[left], part.take(left), take(now_lam, left)
+        part = part._replace(cap=10 * part.cap)
+        if len(open_):
+            now, now_lam, more = minimise(part, take(now.v, left), before, tolerance, max_iterations, warm=True)
+            iterations[open_] += more
     return empty
 
 
@@ -136,63 +140,67 @@ def find_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, la
 
 
 def newton(
-    problem: Problem, v: Tensor, lam: Tensor, tolerance: Tensor, limit: Tensor, fixed_iterations: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Minimise the dual from (v, lam) in at most `limit` iterations, or in just so many with no host read.
+    problem: Problem, v: Tensor, lam: Tensor, tolerance: float, limit: Tensor, fixed_iterations: int | None = None
+) -> tuple[Response, Tensor, Tensor, Tensor]:
+    """Minimise the dual from (v, lam) in at most `limit` iterations `(B)`, or in just so many with no host read.
 
-    Returns (v, lam), the iterations spent and whether the tolerance was met, per instance.
+    Returns the response, lam, the iterations spent and whether the tolerance was met, or as nearly as rounding lets it.
     """
     fixed = fixed_iterations is not None
-    final_v, final_lam = v.clone(), lam.clone()
-    iterations = limit.clone()
+    iterations, final_lam = limit.clone(), lam.clone()
     done = torch.zeros_like(limit, dtype=torch.bool)
     active = torch.arange(len(limit), device=v.device)
-    response = evaluate(problem, v, lam, fixed)
-    best = previous = torch.full_like(tolerance, torch.inf)
-    reach = torch.full_like(tolerance, LONGEST_MOVE)
-    stalled = torch.zeros_like(iterations)
+    final = response = evaluate(problem, v, lam, fixed)
+    best = previous = torch.full_like(problem.cap, torch.inf)
+    reach = torch.full_like(problem.cap, LONGEST_MOVE)
+    stalled, stuck = torch.zeros_like(iterations), done
     for iteration in itertools.count():
         worst, converged, acceptable = judge(problem, response, lam, tolerance)
+        allowed = slack(response, lam)
         if fixed:
             iterations = torch.where(converged & ~done, iteration, iterations)
             done = done | converged
             if iteration == fixed_iterations:
-                return response.v, lam, iterations, done
+                return response, lam, iterations, done
         else:
-            moving = (worst < 0.5 * best) | (previous - response.value > slack(response, lam))
+            moving = (worst < 0.5 * best) | (previous - response.value > allowed)
             stalled = torch.where(moving, 0, stalled + 1)
             best, previous = torch.minimum(best, worst), response.value
-            converged = converged | ((stalled >= 4) & acceptable)
-            stop = converged | (limit[active] <= iteration)
+            converged = converged | (((stalled >= 4) | stuck) & acceptable)
+            stop = converged | stuck | (limit <= iteration)
             if bool(stop.any()):
-                final_v[..., active], final_lam[:, active] = response.v, lam
+                if iteration:
+                    final.put(active, response)
+                    put(final_lam, active, lam)
                 iterations[active], done[active] = iteration, converged
                 keep = (~stop).nonzero().squeeze(-1)
                 if len(keep) == 0:
                     break
-                active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), lam[:, keep]
-                tolerance, best, reach, stalled = tolerance[keep], best[keep], reach[keep], stalled[keep]
-                previous = previous[keep]
-        response = rebalance(problem, response, lam, fixed)
-        response, lam, reach = newton_step(problem, response, lam, reach, fixed)
-    return final_v, final_lam, iterations, done
+                active, problem, response, lam = active[keep], problem.take(keep), response.take(keep), take(lam, keep)
+                limit, best, reach, stalled, previous, allowed = (
+                    state[keep] for state in (limit, best, reach, stalled, previous, allowed)
+                )
+        response = rebalance(problem, response, lam, allowed, fixed)
+        response, lam, reach, stuck = newton_step(problem, response, lam, reach, allowed, fixed)
+    return final, final_lam, iterations, done
 
 
-def judge(problem: Problem, response: Response, lam: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def judge(problem: Problem, response: Response, lam: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
     """The largest KKT residual, whether it and each state's own will do, and whether they do for want of precision: `(B)` each."""
     flow, relative, safety = residuals(problem, response, lam)
     # a violation costs `cap` in the duality gap
     price = (problem.cap / 500).clamp_min(1)
     worst = torch.maximum(flow, price * safety)
     acceptable = (price * rounding(response, lam)).clamp_min(ACCEPTABLE_RESIDUAL)
-    converged = (worst <= tolerance) & (relative <= tolerance.clamp_min(RELATIVE_TOLERANCE))
+    converged = (worst <= tolerance) & (relative <= max(tolerance, RELATIVE_TOLERANCE))
     return worst, converged, (worst <= acceptable) & (relative <= SETTLED_RELATIVE)
 
 
-def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> Response:
+def rebalance(problem: Problem, response: Response, lam: Tensor, allowed: Tensor, fixed: bool) -> Response:
     """Move potentials by half the log ratio of inflow and outflow where the two are far apart, a few times in a row.
 
-    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go.
+    There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go. The dual
+    may rise by what is `allowed` `(B)`.
     """
     for _ in range(FIXED_REBALANCINGS if fixed else REBALANCINGS):
         imbalance = response.inflow.log() - response.outflow.log()
@@ -201,22 +209,26 @@ def rebalance(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
         if not fixed and not bool(far.any()):
             break
         trial = evaluate(problem, response.v - torch.where(far, 0.5 * imbalance, 0.0), lam, fixed)
-        better = (trial.value <= response.value + slack(response, lam)) & far.flatten(0, 1).any(0)
+        better = (trial.value <= response.value + allowed) & far.flatten(0, 1).any(0)
         response = trial.where(better, response)
         if not fixed and not bool(better.any()):
             break
     return response
 
 
-def newton_step(problem: Problem, response: Response, lam: Tensor, reach: Tensor, fixed: bool) -> tuple[Response, Tensor, Tensor]:
+def newton_step(
+    problem: Problem, response: Response, lam: Tensor, reach: Tensor, allowed: Tensor, fixed: bool
+) -> tuple[Response, Tensor, Tensor, Tensor]:
     """One Newton step, shortened until the dual decreases, or doubled while it falls as if it had no curvature.
 
     No potential moves further than `reach` `(B)`; the next step may go twice as far where this one was cut and did well.
+
+    Returns:
+        The response, lam, the next step's reach, and whether the dual would not decrease.
     """
     dv, dlam, slope = direction(problem, response, lam, fixed)
     longest = dv.abs().amax((0, 1))
     length = reach / torch.maximum(longest, reach)
-    allowed = slack(response, lam)
 
     def go(length: Tensor) -> tuple[Response, Tensor]:
         moved = (lam + length * dlam).clamp_min(0)
@@ -245,11 +257,11 @@ def newton_step(problem: Problem, response: Response, lam: Tensor, reach: Tensor
         new, new_lam = go(length)
         whole = whole & (new.value < trial.value)
         trial, trial_lam = new.where(whole, trial), torch.where(whole, new_lam, trial_lam)
-    return trial, trial_lam, reach
+    return trial, trial_lam, reach, ~good
 
 
-def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton's method on a cooling schedule (see `kernels.newton.cooled_newton`)."""
+def cooled(problem: Problem, tolerance: float, limit: Tensor) -> tuple[Response, Tensor, Tensor]:
+    """Newton's method on a cooling schedule, for at most `limit` iterations (see `kernels.newton.cooled_newton`)."""
     usable, target = (tensor.flatten(0, 3) for tensor in (problem.upper > 0, problem.target))
     top = torch.where(usable, target, -torch.inf).amax(0)
     bottom = torch.where(usable & (target > -1e20), target, torch.inf).amin(0)
@@ -258,19 +270,18 @@ def cooled(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Ten
     used = torch.zeros_like(top, dtype=torch.int64)
     while True:
         last = bool((temperature <= 1).all())
-        goal = torch.full_like(temperature, tolerance if last else 1e-3)
-        left = max_iterations - used
-        v, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, left if last else left.clamp_max(30))
+        goal, left = (tolerance, limit - used) if last else (1e-3, (limit - used).clamp_max(30))
+        response, lam, spent, _ = newton(problem.scaled(temperature), v, lam, goal, left)
         used += spent
         if last:
-            return v, lam, used
+            return response, lam, used
         cooler = (temperature / 4).clamp_min(1)
-        v, lam = v * (temperature / cooler), lam * (temperature / cooler)
+        v, lam = response.v * (temperature / cooler), lam * (temperature / cooler)
         temperature = cooler
 
 
-def recover(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tensor]:
-    """The occupancy of the dual's policy and kernel, its logarithm, and what it spends of each constraint and a zero."""
+def spend(problem: Problem, response: Response) -> tuple[Tensor, Tensor]:
+    """The occupancy of the dual's policy and kernel, and what it spends of each constraint and a zero, `(m + 1 x B)`."""
     layout = problem.layout
     real = layout.transition_mask(response.v.device).movedim(-1, 0).unsqueeze(-1)
     pairs = layout.pair_mask(response.v.device).unsqueeze(-1)
@@ -279,29 +290,31 @@ def recover(problem: Problem, response: Response) -> tuple[Tensor, Tensor, Tenso
     flow = torch.where(real, response.p * policy, 0.0)
     for k in range(1, layout.layers):
         flow[:, k] *= arrivals_at(layout, flow, k).unsqueeze(1)
-    log_flow = torch.where(flow > 0, flow.log(), -torch.inf)
     used = (problem.costs * flow.sum(0).unsqueeze(3)).sum((0, 1, 2))
-    return flow, log_flow, torch.nn.functional.pad(used, (0, 0, 0, 1))
+    return flow, torch.nn.functional.pad(used, (0, 0, 0, 1))
+
+
+def unpriced(problem: Problem, lam: Tensor, used: Tensor) -> Tensor:
+    """What the multipliers do not price of the largest violation, `(B)`."""
+    level = torch.where(is_full(lam, problem.cap), (lam * used[:-1]).sum(0) / problem.cap, 0.0)
+    return used.amax(0) - level.clamp_min(0)
 
 
 def certify(
     problem: Problem, response: Response, lam: Tensor, scale: Tensor, cap: float, empty: Tensor, iterations: Tensor, invalid: Tensor
 ) -> tuple[Tensor, ...]:
     """The fields of the result, batch first, with residual and duality gap (see `kernels.projection.certify`)."""
-    occupancy, log_occupancy, used = recover(problem, response)
-    violation = used.amax(0)
+    occupancy, used = spend(problem, response)
+    log_occupancy, violation, residual = occupancy.log(), used.amax(0), unpriced(problem, lam, used)
     surplus = torch.where(occupancy > 0, occupancy * (log_occupancy - problem.target), 0.0)
     gap = surplus.sum((0, 1, 2, 3)) + response.value + lam.sum(0) * violation
-    full = is_full(lam, problem.cap)
-    level = (lam * used[:-1]).sum(0) / problem.cap
-    unpriced = violation - torch.where(full, level.clamp_min(0), 0.0)
-    empty = empty & full & (violation > ACCEPTABLE_RESIDUAL)
+    empty = empty & is_full(lam, problem.cap) & (violation > ACCEPTABLE_RESIDUAL)
     safe = empty | (violation <= ACCEPTABLE_RESIDUAL)
     # at the cap the gap is a difference of numbers as large as the dual value, and it grows with the multipliers
     raised = (ACCEPTABLE_GAP * problem.cap / cap).clamp_max(LARGEST_GAP)
     allowed = torch.where(empty, ACCEPTABLE_GAP * (1 + response.value.abs()), raised)
-    failed = ~((unpriced <= ACCEPTABLE_RESIDUAL) & (gap <= allowed) & safe)
+    failed = ~((residual <= ACCEPTABLE_RESIDUAL) & (gap <= allowed) & safe)
     status = torch.where(failed, MAX_ITERATIONS, torch.where(empty, ELASTIC, SOLVED))
     status = torch.where(invalid, INVALID, status).to(torch.int8)
     v = response.v.movedim(-1, 0).contiguous()
-    return batch_last(occupancy), batch_last(log_occupancy), v, lam.mT / scale, status, unpriced, gap, iterations
+    return batch_last(occupancy), batch_last(log_occupancy), v, lam.mT / scale, status, residual, gap, iterations

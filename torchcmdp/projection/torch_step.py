@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcmdp.kernels.limits import HARDLY_ANY, LONGEST_MOVE, MOST_POLISHED, POLISHED, UNIT_ROUNDING
 from torchcmdp.projection.torch_multipliers import quadratic
-from torchcmdp.projection.torch_pairs import Problem, Response, ahead, answered, arrivals, evaluate, factor
+from torchcmdp.projection.torch_pairs import Problem, Response, ahead, answered, arrivals, factor
 
 
 def is_full(lam: Tensor, cap: Tensor) -> Tensor:
@@ -63,23 +63,17 @@ def direction(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
     return dv, dlam, (grad * dv).sum((0, 1)) - (response.used * dlam).sum(0)
 
 
-def polished(problem: Problem, v: Tensor, lam: Tensor, raised: Tensor) -> tuple[Response, Tensor]:
-    """The responses at (v, lam), and lam, without what rounding of (v, lam) has left in them where the cap was `raised` `(B)`."""
-    response = evaluate(problem, v, lam, False)
-    index = raised.nonzero().squeeze(-1)
-    if len(index) == 0:
-        return response, lam
-    part, now, now_lam = problem.take(index), response.take(index), lam[:, index]
+def polished(problem: Problem, response: Response, lam: Tensor) -> tuple[Response, Tensor]:
+    """The response and lam without what rounding of huge duals has left in them (see `kernels.newton.polish`)."""
     for _ in range(MOST_POLISHED):
-        flow, _, safety = residuals(part, now, now_lam)
-        dv, dlam, _ = direction(part, now, now_lam, False)
-        new, small = follow(part, now, dv, dlam)
+        flow, _, safety = residuals(problem, response, lam)
+        dv, dlam, _ = direction(problem, response, lam, False)
+        new, small = follow(problem, response, dv, dlam)
         small = small & (torch.maximum(flow, safety) > POLISHED)
         if not bool(small.any()):
             break
-        now, now_lam = new.where(small, now), torch.where(small, (now_lam + dlam).clamp_min(0), now_lam)
-    whole = Response(*(tensor.index_copy(-1, index, new) for tensor, new in zip(response, now, strict=True)))
-    return whole, lam.index_copy(-1, index, now_lam)
+        response, lam = new.where(small, response), torch.where(small, (lam + dlam).clamp_min(0), lam)
+    return response, lam
 
 
 def follow(problem: Problem, response: Response, dv: Tensor, dlam: Tensor) -> tuple[Response, Tensor]:
