@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,7 @@ from torchcmdp.errors import (
     check_device,
     check_dtype,
     check_kind,
+    listed,
     tensors_of,
 )
 from torchcmdp.layout import Layout, check_layout
@@ -161,8 +162,7 @@ class LayeredCMDP:
 
 def stack_cmdps(cmdps: Sequence[LayeredCMDP]) -> LayeredCMDP:
     """Put CMDPs of one layout side by side, so that every run of a batch can have its own."""
-    check_kind("cmdps", cmdps, Iterable, "a list of CMDPs")
-    cmdps = list(cmdps)
+    cmdps = listed("cmdps", cmdps, "a list of CMDPs")
     if not cmdps:
         raise InvalidInput("stack_cmdps got an empty list; it needs at least one CMDP.")
     for j, cmdp in enumerate(cmdps):

@@ -75,6 +75,8 @@ def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> O
         rewards: Used in place of the CMDP's own, `(... x L x S x A)`.
     """
     rewards = _rewards(cmdp, rewards)
+    if rewards.device.type != "meta" and not rewards.isfinite().all():
+        raise InvalidInput("rewards has a NaN or an infinity; all of them must be finite.")
     layout = cmdp.layout
     value, closed = rewards.new_zeros(*cmdp.batch_shape, layout.width), closed_pairs(layout, cmdp.device)
     choices = []

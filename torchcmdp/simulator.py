@@ -243,7 +243,7 @@ class Simulator:
 
 def _process(name: str, process: Any) -> ProcessLike:
     """The process itself, or the fixed one that a tensor stands for."""
-    if isinstance(process, Tensor | np.ndarray):
+    if isinstance(process, Tensor) or (isinstance(process, np.ndarray) and process.dtype.kind in "iuf"):
         return Fixed(torch.as_tensor(process))
     lacks = [member for member in MEMBERS if not hasattr(type(process), member) and member not in getattr(process, "__dict__", ())]
     if lacks or isinstance(process, type):

@@ -66,7 +66,7 @@ MAY_BE_EMPTY = "may be empty"  # in the type of an option with several values; o
 
 IN_A_CLONE = "python -m train"
 _called = IN_A_CLONE
-SHARED_HELP = """A command that prints tables takes --json: they are one JSON object on standard output, all else is on standard error.
+SHARED_HELP = """A command that prints tables takes --json: they are one JSON object on standard output, the rest on standard error.
 Shell completion: `python -m train completion` prints a script for bash or zsh and where to put it."""
 
 

@@ -12,7 +12,7 @@ from torchcmdp.adapters.foreign import GymnasiumSimulator, Layered, RealisedTrac
 from torchcmdp.adapters.paths import Path, Paths
 from torchcmdp.adapters.steps import OBSERVATIONS, LayeredIndex
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief, choice
+from torchcmdp.errors import InvalidInput, brief, choice, switch
 from torchcmdp.instances import random_cmdp, two_path_cmdp
 from torchcmdp.layout import Layout
 from torchcmdp.processes import Bernoulli, Process
@@ -73,7 +73,8 @@ class CMDPEnv(gym.Env[Any, Any]):
         shown = self._path.steps.shown
         self.cost_limit, self.cost_limits = shown.limit, shown.limits.numpy(force=True)
         self.units = None if cmdp.units is None and budget is None else shown.normal_units()
-        self.cmdp, self.layout, self.constraints, self.six_tuple = cmdp, cmdp.layout, cmdp.constraints, six_tuple
+        self.cmdp, self.layout, self.constraints = cmdp, cmdp.layout, cmdp.constraints
+        self.six_tuple = switch("six_tuple", six_tuple)
         self._one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
         self._first, self._allowed = LayeredIndex(cmdp.layout).first.tolist(), cmdp.layout.pair_mask().numpy()
         self.observation_space = _observations(cmdp.layout, self._one_hot)
@@ -160,7 +161,7 @@ class CMDPVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             autoreset_mode = names[choice("autoreset_mode", autoreset_mode, tuple(names))]
         self.autoreset_mode = autoreset_mode
         self.metadata = {"render_modes": [], "autoreset_mode": autoreset_mode}
-        self.cmdp, self.num_envs, self.six_tuple = cmdp, num_envs, six_tuple
+        self.cmdp, self.num_envs, self.six_tuple = cmdp, num_envs, switch("six_tuple", six_tuple)
         self._one_hot = choice("observation", observation, OBSERVATIONS) == "one-hot"
         self._allowed = cmdp.layout.pair_mask().numpy()
         self.single_observation_space = _observations(cmdp.layout, self._one_hot)

@@ -74,6 +74,11 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     """One panel on axes of a figure."""
     if not panel.curves:
         raise InvalidInput(f"the panel {panel.ylabel!r} has no curves; it needs at least one.")
+    for kind, curves in (("curve", panel.curves), ("bound", panel.bounds)):
+        for label, curve in curves.items():
+            if not isinstance(curve, Sequence) or len(curve) != 2:
+                shape = "(runs x points)" if kind == "curve" else "(points,)"
+                raise InvalidInput(f"the {kind} {label!r} is {brief(curve)}; expected episodes (points,) and values {shape}.")
     means = {label: _summarise(label, *curve) for label, curve in panel.curves.items()}
     if panel.logarithmic:
         means = {label: (x, *_above_zero(mean, half)) for label, (x, mean, half) in means.items()}
@@ -87,9 +92,6 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     notes = [_note(panel), panel.note]
     if panel.sqrt_guide:
         _draw_guide(axes, panel, means)
-    for label, curve in panel.bounds.items():
-        if not isinstance(curve, Sequence) or len(curve) != 2:
-            raise InvalidInput(f"the bound {label!r} is {brief(curve)}; expected episodes and values, (points,) each.")
     for j, (label, (episodes, values)) in enumerate(panel.bounds.items()):
         notes.append(_draw_bound(axes, label, array(episodes), array(values), limits, STYLES[1 + j % 3]))
     ends = []
