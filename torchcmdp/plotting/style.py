@@ -190,7 +190,7 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> 
 PLACES = [(side, reach, rise) for reach in (0.8, 2, 4) for rise in (1, -1, 0, 2, -2, 3, -3, 4.5, -4.5) for side in (1, -1)]
 
 
-def _on_paper(axes: Axes, places: Sequence[Any], size: Any) -> Any:
+def _on_paper(axes: Axes, places: Any, size: Any) -> Any:
     """Places in the data, `(n x 2)`, in points of type from the corner of axes of that size."""
     data = np.asarray(places, dtype=np.float64).reshape(-1, 2)
     with np.errstate(invalid="ignore", divide="ignore"):  # what logarithmic axes cannot show
