@@ -266,4 +266,8 @@ def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int,
         )
     if values.device != device:
         raise InvalidInput(f"{name} has values on {values.device}, but the CMDP is on {device}; both must be on one device.")
+    least = 0 if name == "rewards" else -1
+    slack = 1e-6  # rounding of float32
+    if device.type == "cpu" and not ((values >= least - slack) & (values <= 1 + slack)).all():
+        raise InvalidInput(f"{name} has values outside of [{least}, 1], or a NaN; its process must keep within that range.")
     return values
