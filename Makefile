@@ -35,6 +35,8 @@ docs: $(VENV)/.installed
 	@echo "Open build/docs/index.html; with its search: $(BIN)/python -m http.server -d build/docs"
 
 tensorboard: $(VENV)/.installed
+	@echo "Put this at the end of the address below, and a learner has one colour in all experiments:"
+	@echo '  ?runColorGroup=regex:/([^/]*)$$&smoothing=0'
 	$(BIN)/tensorboard --logdir runs
 
 clean:

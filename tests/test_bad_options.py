@@ -137,6 +137,8 @@ def test_a_bad_option_gets_one_sentence_and_code_2(program, option, values, tmp_
         (["--widths", "2", "1"], "--widths "),
         (["sweep", "--eta", "0.1", "--constraints", "-1"], "--constraints is -1;"),
         (["sweep", "--eta"], "--eta got no value; expected numbers separated by spaces."),
+        (["paper", "--quick", "--episodes", "10"], "--episodes is 10; the report compares how a run begins with how it ends"),
+        (["completion", "--json"], "--json is for commands that print a table, and completion prints a script"),
         (["--runs", "10000000"], "--runs is 10,000,000; so many runs take about"),
         (["--runs", "10000000"], "GiB, and this device has"),
     ],

@@ -109,3 +109,12 @@ def test_a_solver_that_gives_up_is_heard_once_with_advice(tmp_path: Path) -> Non
         assert f"0.167 ended with status {status.name}" in sentence and status.advice in sentence
     assert result.count("Solver/max_iterations") == result.count("Solver/invalid") == 1
     assert [float(row["Solver/invalid"]) for row in table(tmp_path)] == pytest.approx([0, 0, 1 / 6, 0, 0, 0])
+
+
+@pytest.mark.parametrize("value", [3, None, torch.zeros(5)])
+def test_diagnostics_that_are_no_numbers_of_the_runs_get_a_sentence(value) -> None:
+    env = make_env()
+    learner = Hedge(env.layout)
+    learner.diagnostics = lambda: {"Own/number": value}  # type: ignore[method-assign]
+    with pytest.raises(tc.InvalidInput, match="diagnostics have Own/number = .*one value a run"):
+        tc.run(learner, env, 3, progress=False)

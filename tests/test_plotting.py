@@ -160,12 +160,26 @@ def test_names_beside_points_do_not_overlap():
     assert len(boxes) == 3 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
-def test_names_do_not_cover_the_points_beside_them():
+def test_names_cover_neither_points_nor_what_else_is_drawn_and_stay_inside():
+    """A cloud to the right, a line above, and the corner of the axes: each name goes where there is room, and its leader clear."""
     axes = blank(6, 4).add_subplot()
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    name_points(axes, [(0.1, 0.5, "first", GREY), (0.2, 0.52, "second", GREY)])
+    crowd = np.stack([0.3 + 0.4 * np.arange(20) / 20, np.full(20, 0.5)])
+    axes.plot(*crowd, ".")
+    axes.plot([0.5, 1.0], [0.95, 0.85])
+    named = [(0.1, 0.3, "the first name", GREY), (0.26, 0.36, "the second name", GREY), (0.36, 0.5, "a third", GREY)]
+    named += [(0.75, 0.9, "a fourth", GREY), (0.99, 0.01, "the fifth", GREY)]
+    name_points(axes, named)
     axes.figure.canvas.draw()
-    assert all(Text.get_window_extent(text).x0 > axes.transData.transform((0.2, 0.5))[0] for text in axes.texts)
+    drawn = np.concatenate([crowd.T, np.linspace([0.5, 0.95], [1.0, 0.85], 50), [point[:2] for point in named]])
+    for text in axes.texts:
+        box = Text.get_window_extent(text)
+        assert not any(box.contains(*place) for place in axes.transData.transform(drawn)), text.get_text()
+        assert axes.get_window_extent().padded(1).containsx(box.x0) and axes.get_window_extent().padded(1).containsx(box.x1)
+        begin, end = axes.transData.transform(text.xy), axes.transAxes.transform(text.xyann)
+        others = [place for place in axes.transData.transform([point[:2] for point in named]) if not np.allclose(place, begin)]
+        leader = np.linspace(begin, end, 50)
+        assert min(np.linalg.norm(other - leader, axis=1).min() for other in others) > 5, text.get_text()
 
 
 def test_a_formula_is_not_broken():

@@ -276,3 +276,14 @@ def test_refuses_with_a_sentence(cmdp: LayeredCMDP) -> None:
         Simulator(cmdp, rewards, costs, runs=2).rollout(torch.zeros(3, *cmdp.layout.pair_shape))
     with pytest.raises(InvalidInput, match="of Simulator has episode, rewards, costs, but was given nothing"):
         Simulator(cmdp, rewards, costs).load_state_dict({})
+
+
+@pytest.mark.parametrize(("name", "factor"), [("rewards", -1.0), ("rewards", 3.0), ("costs", 50.0), ("costs", float("nan"))])
+def test_a_process_of_ones_own_that_leaves_the_range_gets_a_sentence(cmdp, name, factor) -> None:
+    class Own(Process):
+        @property
+        def values(self) -> Tensor:
+            return factor * getattr(cmdp, name)
+
+    with pytest.raises(InvalidInput, match=f"{name} has values outside of"):
+        Simulator(cmdp, **{"rewards": Bernoulli(cmdp.rewards), "costs": Bernoulli(cmdp.costs, low=-1), name: Own()})

@@ -56,7 +56,7 @@ def test_variants_are_told_less_or_more_and_nothing_else_differs(key) -> None:
 
 
 def test_variants_play_and_are_named_in_the_report(tmp_path, capsys) -> None:
-    """Where the budget binds; on machine/replacement it does not, and what OptCMDP hopes of costs decides nothing."""
+    """Where the budget binds, all three differ."""
     who = ["opt-cmdp", "opt-cmdp-untold", "opt-cmdp-tied"]
     call = ["compare", "--problems", "dope/factored", "--learners", *who, "--episodes", "20", "--seeds", "2"]
     assert main([*call, "--logdir", str(tmp_path), "--name", "told"]) == 0
@@ -64,6 +64,17 @@ def test_variants_play_and_are_named_in_the_report(tmp_path, capsys) -> None:
     assert all(name in out for name in ("OptCMDP untold", "OptCMDP tied"))
     plain, untold, tied = (tc.load(tmp_path / "told" / "dope-factored" / name).positive_violation[:, -1] for name in who)
     assert (tied < plain).all() and (plain < untold).all()
+
+
+def test_told_and_untold_opt_cmdp_are_the_same_where_no_constraint_has_a_price() -> None:
+    """On machine/replacement the budget cuts nothing off, the multiplier is zero, and what is hoped of costs decides nothing."""
+    played, multipliers = {}, {}
+    for end in ("", "-untold", "-tied"):
+        env = tc.problems.make("machine/replacement").simulator(2, 0, 20)
+        result = tc.run(build(f"opt-cmdp{end}", "tuned", env, 20), env, 20, log_every=1, progress=False)
+        played[end], multipliers[end] = result.positive_violation, result.diagnostics["Learner/max_multiplier"]
+    assert torch.equal(played[""], played["-untold"]) and not torch.equal(played[""], played["-tied"])
+    assert multipliers[""].max() == multipliers["-untold"].max() == 0
 
 
 @pytest.mark.parametrize("key", ["wc-ops", "wc-ops-practical", "opt-cmdp"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief, check_shape, check_tensor
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_shape, check_tensor
 from torchcmdp.hyperparameters import PerRun, as_numbers
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import checked_policy, pair_occupancy_of, policy_of, shaped_policy
@@ -29,6 +30,7 @@ class Baseline:
     cost_bounds: Tensor
 
     def __post_init__(self) -> None:
+        check_kind("policy", self.policy, Tensor | np.ndarray, "a tensor or an array of probabilities (L x S x A)")
         if not isinstance(self.cost_bounds, Tensor):
             try:
                 object.__setattr__(self, "cost_bounds", torch.as_tensor(self.cost_bounds, dtype=torch.float64))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, check_device, check_dtype, check_kind, check_shape, kind_of, tensors_of
+from torchcmdp.errors import InvalidInput, check_device, check_dtype, check_kind, check_shape, kind_of, listed, tensors_of
 from torchcmdp.layout import Layout, check_layout
 from torchcmdp.units import Units, stack_units
 
@@ -152,8 +152,7 @@ class LayeredCMDP:
 
 def stack_cmdps(cmdps: Sequence[LayeredCMDP]) -> LayeredCMDP:
     """Put CMDPs of one layout side by side, so that every run of a batch can have its own."""
-    check_kind("cmdps", cmdps, Iterable, "a list of CMDPs")
-    cmdps = list(cmdps)
+    cmdps = listed("cmdps", cmdps, "a list of CMDPs")
     if not cmdps:
         raise InvalidInput("stack_cmdps got an empty list; it needs at least one CMDP.")
     for j, cmdp in enumerate(cmdps):

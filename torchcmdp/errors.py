@@ -8,9 +8,9 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType, UnionType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -121,6 +121,20 @@ def switch(name: str, value: bool) -> bool:
     """True or False, or one sentence."""
     check_kind(name, value, bool, "True or False")
     return value
+
+
+def check_folder(name: str, value: object) -> None:
+    """Refuse what names no folder."""
+    check_kind(name, value, str | os.PathLike, "the name of a folder, such as 'runs/first'")
+
+
+def listed(name: str, value: object, hint: str) -> list[Any]:
+    """What is listed there, or one sentence; `hint` says what one would pass."""
+    check_kind(name, value, Iterable, hint)
+    try:
+        return list(cast(Iterable[Any], value))
+    except TypeError:  # a tensor without axes says that it is iterable, and is not
+        raise InvalidInput(f"{name} is {brief(value)}; it must be {hint}.") from None
 
 
 def check_callable(name: str, value: object, hint: str) -> None:

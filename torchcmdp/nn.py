@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcmdp.errors import InvalidInput, check_kind, number, tensors_of, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_tensor, number, tensors_of, whole_number
 from torchcmdp.hyperparameters import register
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import occupancy_of, policy_of, softmax_policy, uniform_occupancy
@@ -87,6 +87,8 @@ class SafeOccupancy(nn.Module):
         for name, tensor in tensors.items():
             if tensor is not None:
                 layout.check_shape(name, tensor, kind="pair" if name == "costs" else "transition")
+        if isinstance(eta, Tensor):
+            check_tensor("eta", eta)
         step = eta if isinstance(eta, Tensor) else torch.tensor(number("eta", eta), dtype=torch.float64)
         for name, tensor in {**tensors, "eta": step}.items():
             register(self, name, tensor)
@@ -138,6 +140,8 @@ class SafeOccupancy(nn.Module):
         if loss is None:
             loss = torch.zeros(self.layout.pair_shape, dtype=dtype, device=reference.device)
         eta = self.eta if eta is None else eta
+        if isinstance(eta, Tensor) and eta.device.type == "meta" != loss.device.type:
+            raise InvalidInput(f"eta is {brief(eta)} without values, on the meta device; the loss is on {loss.device}.")
         step = eta.to(loss) if isinstance(eta, Tensor) else eta
         result = project(loss, reference, safe_set, step, solver=self.solver)
         return SafeOutput(result.occupancy, policy_of(result.occupancy, self.layout), result.multipliers, result.status)

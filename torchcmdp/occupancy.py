@@ -74,7 +74,7 @@ def shaped_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tenso
 
     If `runs` is given, the batch shape is (runs,) or empty.
     """
-    if isinstance(policy, np.ndarray):
+    if isinstance(policy, np.ndarray) and policy.dtype.kind in "iuf":
         policy = torch.from_numpy(policy)
     if not isinstance(policy, Tensor) or not policy.is_floating_point():
         hint = ", such as what it returns" if callable(policy) else ""

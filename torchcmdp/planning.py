@@ -69,6 +69,8 @@ def unconstrained_optimum(cmdp: LayeredCMDP, rewards: Tensor | None = None) -> O
     Rewards, `(... x L x S x A)`, stand in for the CMDP's own.
     """
     rewards = _batched(cmdp, "rewards", rewards)
+    if rewards.device.type != "meta" and not rewards.isfinite().all():
+        raise InvalidInput("rewards has a NaN or an infinity; all of them must be finite.")
     ended = rewards.new_zeros(*cmdp.batch_shape, cmdp.layout.width)
     value, policy = _backward(cmdp, ended, lambda ahead, k: rewards[..., k, :, :] + _expected(cmdp, ahead, k))
     feasible = torch.ones(cmdp.batch_shape, dtype=torch.bool, device=cmdp.device)

@@ -240,7 +240,7 @@ class Simulator:
 
 def _process(name: str, process: Any) -> ProcessLike:
     """The process itself, or the fixed one that a tensor stands for."""
-    if isinstance(process, Tensor | np.ndarray):
+    if isinstance(process, Tensor) or (isinstance(process, np.ndarray) and process.dtype.kind in "iuf"):
         return Fixed(torch.as_tensor(process))
     lacks = [member for member in MEMBERS if not hasattr(type(process), member) and member not in getattr(process, "__dict__", ())]
     if lacks or isinstance(process, type):
@@ -260,4 +260,8 @@ def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int,
         )
     if values.device != device:
         raise InvalidInput(f"{name} has values on {values.device}, but the CMDP is on {device}; both must be on one device.")
+    least = 0 if name == "rewards" else -1
+    slack = 1e-6  # rounding of float32
+    if device.type == "cpu" and not ((values >= least - slack) & (values <= 1 + slack)).all():
+        raise InvalidInput(f"{name} has values outside of [{least}, 1], or a NaN; its process must keep within that range.")
     return values

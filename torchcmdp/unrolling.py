@@ -67,6 +67,12 @@ def unroll(
         switch("sparse", sparse)
     allowed = _allowed(mask, (horizon, states, actions), P.device)
     r, g = _filled(r[None], allowed)[0], _filled(g, allowed)
+    told = {"sense": not isinstance(sense, str) or sense != "<=", "reward_range": reward_range is not None}
+    for name, given in {**told, "cost_range": cost_range is not None}.items():
+        if budget is None and given:
+            raise InvalidInput(
+                f"{name} was given without a budget, and without one all is in normal form; leave it out, or add one."
+            )
     form = None if budget is None else normal_form(r, g, horizon, budget, sense, reward_range, cost_range)
     if form is not None:
         r, g = form.rewards, form.costs

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from torchcmdp import __version__
-from torchcmdp.errors import TorchCMDPError
+from torchcmdp.errors import InvalidInput, TorchCMDPError
 
 from .output import as_json
 from .program import IN_A_CLONE, called, hand_over, listing, one_thread
 
 MAIN_JOB = "run"
+WITHOUT_TABLES = "completion"
 # By the name of its module; what it is for.
 COMMANDS = {
     MAIN_JOB: "learners in a CMDP, side by side: regret and violation; what is done without a command",
@@ -52,6 +53,8 @@ def _main(rest: list[str], json: bool) -> int:
         elif asked == ["--version"]:
             print(f"torchcmdp {__version__}")
             return 0
+        if json and command == WITHOUT_TABLES:
+            raise InvalidInput(f"--json is for commands that print a table, and {command} prints a script; leave it out.")
         with one_thread(), as_json(json):
             return hand_over(__package__, COMMANDS, command, rest, "a command of python -m train")
     except TorchCMDPError as error:

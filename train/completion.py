@@ -16,7 +16,6 @@ from .program import IN_A_CLONE, parse
 HOW = {
     "bash": "torchcmdp completion --shell bash > ~/.local/share/bash-completion/completions/torchcmdp",
     "zsh": "torchcmdp completion --shell zsh > ~/.zfunc/_torchcmdp, with fpath+=~/.zfunc before compinit in ~/.zshrc",
-    "tcsh": "torchcmdp completion --shell tcsh > ~/.torchcmdp.tcsh, and source it in ~/.tcshrc",
 }
 
 
@@ -32,7 +31,7 @@ class Options:
       torchcmdp completion --shell zsh > ~/.zfunc/_torchcmdp
     """
 
-    shell: Literal["bash", "zsh", "tcsh"] = "bash"  # Whose; where to put the script stands in its first line.
+    shell: Literal["bash", "zsh"] = "bash"  # Whose; where to put the script stands in its first line.
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -74,8 +74,8 @@ MAY_BE_EMPTY = "may be empty"  # in the type of an option with several values; o
 
 IN_A_CLONE = "python -m train"
 _called = IN_A_CLONE
-SHARED_HELP = """Every command takes --json: its tables as one JSON object on standard output, what else it says on standard error.
-Shell completion: `python -m train completion` prints a script for bash, zsh or tcsh and where to put it."""
+SHARED_HELP = """A command that prints tables takes --json: they are one JSON object on standard output, the rest on standard error.
+Shell completion: `python -m train completion` prints a script for bash or zsh and where to put it."""
 
 
 def spoken(text: str) -> str:

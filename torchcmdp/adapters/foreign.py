@@ -13,8 +13,18 @@ from torchcmdp.adapters import require
 from torchcmdp.adapters.steps import first_numbers
 from torchcmdp.adapters.tabular import Cost, Move
 from torchcmdp.comparators import Comparators
-from torchcmdp.errors import InvalidInput, brief, whole_number
-from torchcmdp.layout import Layout
+from torchcmdp.errors import (
+    InvalidInput,
+    brief,
+    check_callable,
+    check_device,
+    check_dtype,
+    check_kind,
+    check_memory,
+    listed,
+    whole_number,
+)
+from torchcmdp.layout import MOST_LAYERS, Layout, check_layout
 from torchcmdp.metrics import Curves, is_unsafe
 from torchcmdp.planning import refuse_unkept
 from torchcmdp.processes.base import check_keys
@@ -27,6 +37,8 @@ from torchcmdp.units import Ends, Units, each_range, normal_form
 require("gymnasium", "gym")
 
 import gymnasium as gym  # noqa: E402
+
+ENVIRONMENT_NUMBERS = 128  # about a kilobyte: no environment takes less
 
 
 class Layered(gym.Wrapper[Any, Any, Any, Any]):
@@ -66,15 +78,20 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
         costs: Ends | Sequence[Ends] = (0.0, 1.0),
         sense: str | Sequence[str] = "<=",
     ) -> None:
+        check_kind("env", env, gym.Env, "a Gymnasium environment")
         super().__init__(env)
         for name in ("observation_space", "action_space"):
             space = getattr(env, name)
             if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
                 raise InvalidInput(f"the {name} is {space}; it must be Discrete, counted from zero.")
-        self._costs = [cost] if callable(cost) else list(cost)
+        self._costs = [cost] if callable(cost) else listed("cost", cost, "a function of a move, or a list of them")
+        for each in self._costs:
+            check_callable("cost", each, "a function of a move, or a list of them")
         self.constraints = len(self._costs)
         self._states = int(env.observation_space.n)
         steps = whole_number("horizon", horizon, least=1)
+        if steps >= MOST_LAYERS:
+            raise InvalidInput(f"horizon is {brief(horizon)}; an episode has fewer than {MOST_LAYERS:,} steps.")
         self.layout = Layout((1, *[self._states + 1] * (steps - 1), 1), int(env.action_space.n))
         self._told = _interval("rewards", rewards), [_interval("costs", ends) for ends in each_range(costs, self.constraints)]
         waiting = torch.zeros(1, dtype=torch.float64)
@@ -179,10 +196,21 @@ class GymnasiumSimulator:
         device: torch.device | str | None = None,
     ) -> None:
         self.streams = RunStreams(seed, runs)  # on the host, where the environments are
+        check_callable("make", make, "a function that makes an environment")
+        check_memory(f"the environments of {brief(runs)} runs", ENVIRONMENT_NUMBERS * self.streams.runs)
         self.envs = [make() for _ in range(self.streams.runs)]
         self.layout: Layout = _own(self.envs[0], "layout") if layout is None else layout
-        self.constraints = int(_own(self.envs[0], "constraints") if constraints is None else constraints)
-        self.runs, self.seed, self.dtype, self.device = self.streams.runs, self.streams.seed, dtype, torch.device(device or "cpu")
+        check_layout(self.layout)
+        m = _own(self.envs[0], "constraints") if constraints is None else constraints
+        self.constraints = whole_number("constraints", m, least=0)
+        check_dtype(dtype)
+        check_device(device)
+        self.runs, self.seed, self.dtype, self.device = (
+            self.streams.runs,
+            self.streams.seed,
+            dtype,
+            torch.device("cpu" if device is None else device),
+        )
         self.units: Units | None = _said(self.envs[0], "units")
         self._normal_form = _said(self.envs[0], "normal_form") is not None
         self.episode = 0

@@ -12,7 +12,7 @@ from torchcmdp.adapters.foreign import GymnasiumSimulator, Layered, RealisedTrac
 from torchcmdp.adapters.paths import Path, Paths
 from torchcmdp.adapters.steps import OBSERVATIONS, Steps, first_numbers
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief, choice
+from torchcmdp.errors import InvalidInput, brief, choice, switch
 from torchcmdp.instances import random_cmdp, two_path_cmdp
 from torchcmdp.processes import Bernoulli, Process
 
@@ -30,7 +30,7 @@ class _Played:
     def _prepare(self, steps: Steps, observation: str, six_tuple: bool) -> tuple[Any, gym.spaces.Discrete]:
         """Set it, and return the spaces of one run."""
         shown, layout = steps.shown, steps.layout
-        self.cmdp, self.six_tuple = steps.cmdp, six_tuple
+        self.cmdp, self.six_tuple = steps.cmdp, switch("six_tuple", six_tuple)
         self.cost_limit, self.cost_limits = shown.limit, shown.limits.numpy(force=True)
         self._one_hot, self._allowed = choice("observation", observation, OBSERVATIONS) == "one-hot", layout.pair_mask().numpy()
         n, actions = layout.total_states, gym.spaces.Discrete(layout.actions)

@@ -13,7 +13,7 @@ from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import uniform_policy
-from torchcmdp.planning import least_totals, refuse_unkept, slater_gap
+from torchcmdp.planning import check_cmdp, least_totals, refuse_unkept, slater_gap
 from torchcmdp.processes import Fixed, Process
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
 from torchcmdp.simulator import Simulator
@@ -148,17 +148,18 @@ class Steps:
         budget: object = None,
         constraint: int | None = None,
     ) -> None:
-        rewards, costs = rewards or Fixed(cmdp.rewards), costs or Fixed(cmdp.costs)
-        Simulator(cmdp, rewards, costs, runs)  # refuses what does not fit together
+        check_cmdp(cmdp)
+        rewards, costs = (Fixed(mean) if given is None else given for mean, given in ((cmdp.rewards, rewards), (cmdp.costs, costs)))
+        whole = Simulator(cmdp, rewards, costs, runs)  # refuses what does not fit together
         self.shown = Shown(cmdp, budget, constraint)
-        self.cmdp, self.rewards, self.costs, self.runs, self.layout = cmdp, rewards, costs, runs, cmdp.layout
+        self.cmdp, self.rewards, self.costs, self.runs, self.layout = cmdp, whole.rewards, whole.costs, runs, cmdp.layout
         self._successors = thresholds(cmdp.transitions).reshape(-1, cmdp.layout.slots)
         pairs = len(self._successors) // max(1, cmdp.batch_shape.numel())
         self.run = torch.arange(runs, device=cmdp.device)
         self._first = torch.tensor(first_numbers(cmdp.layout), device=cmdp.device)
         self._first_row = self.run * pairs if cmdp.batch_shape else torch.zeros_like(self.run)
-        self._fresh = (rewards.state_dict(), costs.state_dict())
-        self.stationary = rewards.stationary and costs.stationary
+        self._fresh = (self.rewards.state_dict(), self.costs.state_dict())
+        self.stationary = self.rewards.stationary and self.costs.stationary
 
     def uniforms(self, seed: int | Tensor, episode: Tensor, layer: Tensor) -> Tensor:
         """The random numbers of one step of every run: `(runs x (3 + m))`, by purpose as in `RunStreams.uniform`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcmdp.adapters import require
 from torchcmdp.adapters.steps import OBSERVATIONS, Steps
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, choice
+from torchcmdp.errors import InvalidInput, check_kind, choice
 from torchcmdp.processes import Process
 from torchcmdp.sampling import draw, thresholds
 from torchcmdp.streams import ACTION, RunStreams
@@ -149,6 +149,7 @@ class TabularPolicy(torch.nn.Module):
 
     def __init__(self, policy: Tensor, env: TorchRLEnv) -> None:
         super().__init__()
+        check_kind("env", env, TorchRLEnv, "a TorchRLEnv")
         env.cmdp.layout.check_shape("policy", policy, kind="pair")
         self.env = env
         self.register_buffer("thresholds", thresholds(policy).expand(env.steps.runs, *policy.shape[-3:]))

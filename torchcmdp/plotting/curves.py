@@ -74,6 +74,11 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     """One panel on axes of a figure."""
     if not panel.curves:
         raise InvalidInput(f"the panel {panel.ylabel!r} has no curves; it needs at least one.")
+    for kind, curves in (("curve", panel.curves), ("bound", panel.bounds)):
+        for label, curve in curves.items():
+            if not isinstance(curve, Sequence) or len(curve) != 2:
+                shape = "(runs x points)" if kind == "curve" else "(points,)"
+                raise InvalidInput(f"the {kind} {label!r} is {brief(curve)}; expected episodes (points,) and values {shape}.")
     means = {label: _summarise(label, *curve) for label, curve in panel.curves.items()}
     if panel.logarithmic:
         means = {label: (x, np.where(mean > 0, mean, np.nan), half) for label, (x, mean, half) in means.items()}
@@ -87,10 +92,8 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     notes = [_note(panel), panel.note]
     if panel.sqrt_guide:
         _draw_guide(axes, panel, means)
-    for j, (label, bound) in enumerate(panel.bounds.items()):
-        if not isinstance(bound, Sequence) or len(bound) != 2:
-            raise InvalidInput(f"the bound {label!r} is {brief(bound)}; expected episodes and values, (points,) each.")
-        notes.append(_draw_bound(axes, label, array(bound[0]), array(bound[1]), limits, STYLES[1 + j % 3]))
+    for j, (label, (episodes, values)) in enumerate(panel.bounds.items()):
+        notes.append(_draw_bound(axes, label, array(episodes), array(values), limits, STYLES[1 + j % 3]))
     ends = []
     for label, (x, mean, _) in means.items():
         shown = np.flatnonzero(np.isfinite(mean))  # the regret is NaN where no policy is safe

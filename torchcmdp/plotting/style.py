@@ -147,37 +147,82 @@ def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
 
 
 def name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names beside points, to the side where there is room, moved apart where they would overlap; call it when the limits stand.
+    """Names near points, where they cover least of what is drawn and of each other; call it when all else is and limits stand.
 
     Of each point the place in the data, its name and colour.
     """
     axes.autoscale_view()  # where nobody has set limits yet
-    to_axes = axes.transData + axes.transAxes.inverted()
-    moved = [(to_axes.transform((x, y)), name, colour) for x, y, name, colour in points]
-    placed = sorted((float(place[0]), float(place[1]), name, colour) for place, name, colour in moved)
-    line = 1.3 * (SMALL + 1) / (72 * _inches(axes)[1])
-    letter = 0.5 * (SMALL + 1) / (72 * _inches(axes)[0])
-    everywhere = [(x, y) for x, y, _, _ in placed]
-    while placed:
-        reach = 1 + next((j for j, (a, b) in enumerate(zip(placed, placed[1:], strict=False)) if b[0] - a[0] > 0.3), len(placed))
-        near, placed = placed[:reach], placed[reach:]  # whose names could overlap, one with the next
-        for (x, y, name, colour), place in zip(near, _apart([y + line for _, y, _, _ in near], [line] * len(near)), strict=True):
-            side = -1 if x > 0.7 else 1
-            look: dict[str, Any] = {"color": darker(colour), "ha": "left" if side > 0 else "right", "zorder": 6}
-            arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4, "alpha": 0.8}
-            start = _free(x, place, side, everywhere, letter * len(name), line)
-            look |= {"va": "center", "fontsize": SMALL + 1, "path_effects": _halo()}
-            axes.annotate(name, (x, y), (start, place), "axes fraction", "axes fraction", arrow, **look)
+    size = 72 * np.array(_inches(axes))  # lengths from here on are in points of type
+    spots = _on_paper(axes, [point[:2] for point in points], size)
+    crowd, line = _drawn(axes, size), 1.3 * (SMALL + 1)
+    taken: list[tuple[Any, Any, Any]] = []  # of every name so far: its box, and where its leader begins and ends
+    for j in np.argsort(spots[:, 0]):
+        _, _, name, colour = points[j]
+        others = np.delete(spots, j, axis=0)
+        candidates = [
+            _candidate(spots[j], side, reach * line, rise * line, 0.55 * (SMALL + 1) * len(name), line)
+            for side, reach, rise in PLACES
+        ]
+        costs = [_in_the_way(*found, spots[j], size, crowd, others, taken) for found in candidates]
+        box, end = candidates[int(np.argmin(costs))]
+        taken.append((box, spots[j], end))
+        side = "left" if end[0] >= spots[j][0] else "right"
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4, "alpha": 0.8}
+        arrow |= {"relpos": (0.0 if side == "left" else 1.0, 0.5), "patchA": None}
+        axes.annotate(
+            name, points[j][:2], end / size, "data", "axes fraction", arrow, va="center", ha=side, path_effects=_halo(),
+            fontsize=SMALL + 1, color=darker(colour), zorder=6,
+        )  # fmt: skip
 
 
-def _free(x: float, y: float, side: int, points: Sequence[tuple[float, float]], width: float, line: float) -> float:
-    """Where a name so wide can begin, beyond x to its side, without covering a point."""
-    level = [side * a for a, b in points if abs(b - y) < 1.2 * line]
-    start = side * x + 0.03
-    for other in sorted(level):  # from near to far
-        if start - 0.02 <= other <= start + width:
-            start = other + 0.03
-    return side * start
+# Where a name may stand, seen from its point: on which side, and how many lines of type away and up; of equals the first.
+PLACES = [(side, reach, rise) for reach in (0.8, 2, 4) for rise in (1, -1, 0, 2, -2, 3, -3, 4.5, -4.5) for side in (1, -1)]
+
+
+def _on_paper(axes: Axes, places: Any, size: Any) -> Any:
+    """Places in the data, `(n x 2)`, in points of type from the corner of axes of that size."""
+    data = np.asarray(places, dtype=np.float64).reshape(-1, 2)
+    with np.errstate(invalid="ignore", divide="ignore"):  # what logarithmic axes cannot show
+        return (axes.transData + axes.transAxes.inverted()).transform(data) * size
+
+
+def _drawn(axes: Axes, size: Any) -> Any:
+    """Where something is drawn, by points every few points of type: dots, lines and the bars of intervals, `(n x 2)`."""
+    from matplotlib.collections import LineCollection
+
+    bars = [part for found in axes.collections if isinstance(found, LineCollection) for part in found.get_segments()]
+    lines = [found for found in axes.lines if found.get_transform() == axes.transData]
+    paths = [_on_paper(axes, bar, size) for bar in bars]
+    paths += [_on_paper(axes, found.get_xydata(), size) for found in lines if found.get_linestyle() != "None"]
+    dots = [_on_paper(axes, found.get_xydata(), size) for found in lines if found.get_linestyle() == "None"]
+    steps = [a + (b - a) * np.linspace(0, 1, 30)[:, None] for path in paths for a, b in zip(path, path[1:], strict=False)]
+    found = np.concatenate([np.zeros((0, 2)), *dots, *steps])
+    return found[np.isfinite(found).all(1)]
+
+
+def _candidate(spot: Any, side: int, reach: float, rise: float, width: float, height: float) -> tuple[Any, Any]:
+    """The box of a name, (left, below, right, above), and the middle of its edge towards the point."""
+    near = spot + np.array([side * reach, rise])
+    far = near[0] + side * width
+    return np.array([min(near[0], far), near[1] - height / 2, max(near[0], far), near[1] + height / 2]), near
+
+
+def _in_the_way(box: Any, end: Any, spot: Any, size: Any, crowd: Any, others: Any, taken: Sequence[tuple[Any, Any, Any]]) -> float:
+    """How bad a place is: out of the axes, over points and names, across leaders, over what else is drawn, and far away."""
+    outside = float(np.clip([-box[0], -box[1], box[2] - size[0], box[3] - size[1]], 0, None).sum())
+    leader = spot + (end - spot) * np.linspace(0, 1, 12)[1:, None]
+    hidden = sum(bool((np.abs(other - leader) < 4).all(1).any()) for other in others) + int(_within(box, others, 4).sum())
+    for theirs, begin, stop in taken:
+        beside = box[2] <= theirs[0] or box[0] >= theirs[2] or box[3] <= theirs[1] or box[1] >= theirs[3]
+        line = begin + (stop - begin) * np.linspace(0, 1, 12)[:, None]
+        hidden += int(not beside) + bool(_within(theirs, leader).any()) + bool(_within(box, line).any())
+    return 1000 * outside + 100 * hidden + 4 * int(_within(box, crowd).sum()) + 0.2 * float(np.abs(end - spot).sum())
+
+
+def _within(box: Any, places: Any, margin: float = 0.0) -> Any:
+    """Which places, `(n x 2)`, lie in a box or nearer to it than the margin."""
+    low, high = box[:2] - margin, box[2:] + margin
+    return ((places > low) & (places < high)).all(-1)
 
 
 def _halo() -> list[Any]:

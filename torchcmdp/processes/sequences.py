@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchcmdp.errors import InvalidInput, brief, check_kind, choice, whole_number
+from torchcmdp.errors import InvalidInput, brief, choice, listed, whole_number
 from torchcmdp.processes.base import Counted, Noisy, Process, check_keys, check_low, check_mean
 from torchcmdp.protocols import Axes, ProcessLike
 
@@ -62,8 +62,9 @@ class _Blocks(Noisy, Counted):
             choice("noise", noise, NOISES)
         name = type(self).__name__
         self.noise, self.low = noise, check_low(low)
-        check_kind("blocks", blocks, Iterable, "a list of tensors")
-        self._blocks = [check_mean(name, block, self.low if noise else -1.0) for block in blocks]
+        self._blocks = [
+            check_mean(name, block, self.low if noise else -1.0) for block in listed("blocks", blocks, "a list of tensors")
+        ]
         if not self._blocks:
             raise InvalidInput(f"{name} has no blocks; it needs at least one tensor of means.")
         first = self._blocks[0]
@@ -97,8 +98,8 @@ class Switching(_Blocks):
 
     def __init__(self, blocks: Sequence[Tensor], at: Sequence[int], *, noise: str | None = None, low: float = 0.0) -> None:
         super().__init__(blocks, noise, low)
-        check_kind("at", at, Iterable, "a list of numbers of episodes")
-        self.at, switches = [whole_number("a number in at", t, least=0) for t in at], len(self._blocks) - 1
+        episodes = listed("at", at, "a list of numbers of episodes")
+        self.at, switches = [whole_number("a number in at", t, least=0) for t in episodes], len(self._blocks) - 1
         if len(self.at) != switches or any(t >= u for t, u in pairwise([0, *self.at])):
             raise InvalidInput(
                 f"at is {self.at} with {len(self._blocks)} blocks; expected {switches} increasing numbers of episodes, one for "

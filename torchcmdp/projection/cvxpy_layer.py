@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, TorchCMDPError, choice
+from torchcmdp.errors import InvalidInput, TorchCMDPError, check_kind, choice
 from torchcmdp.layout import Layout
 from torchcmdp.occupancy import flow_residual, interval_residual, occupancy_of, uniform_policy
 from torchcmdp.projection.problem import DEFAULT_CAP, LOG_FLOOR, ProjectionResult, ProjectionSolver, target_fault
@@ -81,6 +81,7 @@ class Cvxpy(ProjectionSolver):
 
     def __post_init__(self) -> None:
         self._positive("multiplier_cap")
+        check_kind("solver_args", self.solver_args, Mapping | None, "options by name, or None")
         if self.solver is not None:
             object.__setattr__(self, "solver", choice("solver", str(self.solver).upper(), SOLVERS))
 

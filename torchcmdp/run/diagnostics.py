@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, brief
 from torchcmdp.protocols import Axes
 
 
@@ -30,6 +30,11 @@ class Diagnostics:
         self.window_episodes += 1
         if not diagnostics:
             return
+        for tag, value in diagnostics.items():
+            if not isinstance(value, Tensor) or tuple(value.shape) not in ((), (1,), (self.runs,)):
+                raise InvalidInput(
+                    f"the learner's diagnostics have {tag} = {brief(value)}; expected a tensor with one value a run."
+                )
         device = next(iter(diagnostics.values())).device
         self._grow(diagnostics, device)
         zero = torch.zeros((), dtype=torch.float64, device=device)

@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from torchcmdp.distributed import Crew, join
-from torchcmdp.errors import RunFolderError, warn
+from torchcmdp.errors import RunFolderError, check_folder, warn
 from torchcmdp.folder import ADVICE, RunFolder, first_line
 from torchcmdp.kernels.engine import using
 from torchcmdp.run.door import check_counts, enter, forgotten
@@ -68,6 +68,7 @@ class Job:
         session = self.session
         if self.logdir is None:
             return [None] * session.crew.size
+        check_folder("logdir", self.logdir)
         self.folder = RunFolder(Path(self.logdir), self.options.fresh)
         state = self.folder.checkpoint(session.config, session.lacking)
         if state is None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchcmdp.errors import RunFolderError
+from torchcmdp.errors import RunFolderError, check_folder
 from torchcmdp.folder import CURVES_FILE, first_line
 from torchcmdp.run.result import RunResult
 
@@ -37,6 +37,7 @@ def load(folder: str | os.PathLike[str]) -> RunResult:
     Args:
         folder: The `logdir` of a run.
     """
+    check_folder("folder", folder)
     path = Path(folder) / CURVES_FILE
     if not path.exists():
         raise RunFolderError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, positive, switch, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_folder, check_kind, check_memory, positive, switch, whole_number
 from torchcmdp.folder import RunFolder
 from torchcmdp.tuning.estimators import Estimator
 from torchcmdp.tuning.gradient import Estimate, estimator_of, log_point
@@ -46,6 +46,13 @@ class Descent:
     repeats: int = 4
     estimator: str | Estimator = "smoothed"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("patience", 0), ("repeats", 1), ("seed", 0)):
+            whole_number(name, getattr(self, name), least=least)
+        for name in ("learning_rate", "max_norm"):
+            positive(name, getattr(self, name))
+        estimator_of(self.estimator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +146,8 @@ def optimise(
     if isinstance(how, Smoothed) and how.window is not None:
         source = Online(study, names, how, *luck)
     session = _Session(names, log_scales, torch.optim.Adam([log_scales], lr=descent.learning_rate), source)
+    if folder is not None:
+        check_folder("folder", folder)
     place = None if folder is None else RunFolder(Path(folder), fresh)
     settings = _settings(study, start, descent, box, config)
     try:

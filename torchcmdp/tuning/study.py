@@ -146,7 +146,7 @@ class Study:
             _check_whole("groups", groups, len(instances), len(instances))
         if tick is not None:
             check_callable("tick", tick, "a function without arguments, or None")
-        env = self.environment(instances, seed)
+        env = self.environment(instances, whole_number("seed", seed, least=0))
         if distinct_runs is not None:
             env.share_streams(distinct_runs)
         learner = self.make(env, scales)

@@ -26,6 +26,7 @@ from .presets import PRESETS
 
 EPISODES, QUICK_EPISODES = 10_000, 100
 INSTANCES, QUICK_INSTANCES = 20, 3
+LEAST_EPISODES = 11  # two points of a curve, which is logged every 10 episodes and at its end
 
 
 @dataclass
@@ -69,8 +70,11 @@ def main(arguments: Sequence[str]) -> int:
     for option, value in (("--runs", options.runs), ("--instances", instances)):
         if value < 2:
             raise InvalidInput(f"{option} is 1; the report needs intervals over {option[2:]}, and so at least 2.")
-    folder = experiment_folder(options.logdir, f"{options.name}-quick" if options.quick else options.name)
     episodes = options.episodes or (QUICK_EPISODES if options.quick else EPISODES)
+    if episodes < LEAST_EPISODES:
+        sentence = f"the report compares how a run begins with how it ends, and needs at least {LEAST_EPISODES}."
+        raise InvalidInput(f"--episodes is {episodes}; {sentence}")
+    folder = experiment_folder(options.logdir, f"{options.name}-quick" if options.quick else options.name)
     jobs = [
         Job(name, family, episodes, instances, options.runs, folder / name, options.fresh)
         for name in names

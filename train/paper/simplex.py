@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.plotting import INK, PALETTE, SMALL, TITLE, blank, darker
+from torchcmdp.plotting import INK, PALETTE, SMALL, TITLE, blank
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(3) / 2]])
 Points = NDArray[np.float64]
@@ -33,6 +33,8 @@ def draw(cmdp: tc.LayeredCMDP, policies: Mapping[str, Tensor]) -> Figure:
         _triangle(axes, cmdp)
         line = _trajectory(axes, trajectory[..., 0, 0, :].numpy())
         axes.set_title(title, fontsize=TITLE, color=INK, loc="left")
+    # beside the triangle: in it they would lie over trajectories
+    figure.axes[0].legend(loc="upper left", fontsize=SMALL, frameon=False, labelcolor=INK, borderaxespad=0, markerscale=0.6)
     bar = figure.colorbar(line, ax=figure.axes, shrink=0.7, pad=0.01, ticks=[0, 1], label="episode")
     bar.ax.set_yticklabels(["first", "last"])
     return figure
@@ -60,10 +62,10 @@ def safe_polygon(costs: Points) -> Points:
 def _triangle(axes: Axes, cmdp: tc.LayeredCMDP) -> None:
     axes.fill(*CORNERS.T, facecolor="none", edgecolor=INK, linewidth=1.2)
     safe = safe_polygon(cmdp.costs[:, 0, 0].numpy()) @ CORNERS
-    axes.fill(*safe.T, facecolor="#D55E00", alpha=0.22, linewidth=0)
+    axes.fill(*safe.T, facecolor="#D55E00", alpha=0.22, linewidth=0, label="safe policies")
     best = tc.safe_optimum(cmdp).occupancy[0, 0, :, 0].numpy() @ CORNERS
     star: dict[str, Any] = {"marker": "*", "markersize": 17, "color": PALETTE[0], "markeredgecolor": "white", "linestyle": ""}
-    axes.plot(*best, **star, zorder=5)
+    axes.plot(*best, **star, zorder=5, label="best safe policy")
     rewards = cmdp.rewards[0, 0].tolist()
     for a, (corner, shift, side) in enumerate(zip(CORNERS, ((-8, -6), (8, -6), (0, 8)), ("right", "left", "center"), strict=True)):
         label = f"action {a + 1}\nreward {rewards[a]:.2f}"
@@ -73,9 +75,6 @@ def _triangle(axes: Axes, cmdp: tc.LayeredCMDP) -> None:
     axes.set_axis_off()
     axes.set_xlim(-0.25, 1.25)
     axes.set_ylim(-0.16, 1.06)
-    middle = safe.mean(0) if len(safe) else CORNERS.mean(0)
-    axes.annotate("safe policies", middle, color="#8a3d00", fontsize=SMALL, ha="center", zorder=6)
-    axes.annotate("best safe policy", best, (9, 7), textcoords="offset points", color=darker(PALETTE[0]), fontsize=SMALL, zorder=6)
 
 
 def _trajectory(axes: Axes, policies: Points) -> LineCollection:
@@ -84,6 +83,7 @@ def _trajectory(axes: Axes, policies: Points) -> LineCollection:
     paths = [np.stack([path[:-1], path[1:]], axis=1) for path in np.moveaxis(places, 1, 0)]
     line = LineCollection(list(np.concatenate(paths)), cmap="viridis", linewidths=1.6, alpha=0.85, zorder=4)
     line.set_array(np.tile(np.linspace(0, 1, len(places) - 1), len(paths)))
+    line.set_clim(0, 1)  # also where there is a single step
     axes.add_collection(line)
     axes.plot(*places[0, 0], marker="o", markersize=5, color=INK, zorder=5)
     return line
