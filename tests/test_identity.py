@@ -162,6 +162,27 @@ def test_what_cannot_be_compared_is_not_reused(tmp_path: Path, value: Any) -> No
     assert play(tmp_path, Constant(layout, knob=value), fresh=True).completed
 
 
+class Speaking(Constant):
+    """Speaks for itself, whatever with."""
+
+    def config(self) -> dict[str, Any]:
+        return {"knob": self.knob}
+
+
+@pytest.mark.filterwarnings("ignore:Speaking has no state_dict")
+def test_what_a_config_says_is_compared_by_its_content_or_not_reused(tmp_path: Path) -> None:
+    layout = make_env().layout
+    for kind in ("tensor", "list", "record", "enum", "array"):
+        one, other = DIFFERENT[kind]
+        first = play(tmp_path / kind, Speaking(layout, knob=one))
+        assert_same(play(tmp_path / kind, Speaking(layout, knob=one)), first)
+        with pytest.raises(RunFolderError, match=r"learner\.knob.* = .*, and this one has .*--fresh"):
+            play(tmp_path / kind, Speaking(layout, knob=other))
+    play(tmp_path / "object", Speaking(layout, knob=object()))
+    with pytest.raises(RunFolderError, match=r"cannot be told, since learner\.knob is a"):
+        play(tmp_path / "object", Speaking(layout, knob=object()))
+
+
 def test_a_class_attribute_and_slots_count() -> None:
     class Slotted:
         __slots__ = ("rate",)

@@ -30,7 +30,10 @@ def config_of(thing: Any) -> dict[str, Any]:
     """
     own: dict[str, Any] = thing.config() if hasattr(thing, "config") else {}
     kind = type(thing)
-    if _ours(kind) or "config" in vars(kind):
+    if _ours(kind):
+        return own
+    own = {name: _told(value) for name, value in own.items()}
+    if "config" in vars(kind):
         return own
     attributes = {name: value for name, value in _attributes(thing).items() if name not in own}
     return {**own, "attributes": attributes} if attributes else own
