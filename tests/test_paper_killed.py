@@ -95,3 +95,19 @@ def test_workers_die_with_who_started_them(tmp_path: Path) -> None:
     assert started.wait() == -signal.SIGKILL
     for place in folder.glob("*/wc-ops"):
         RunFolder(place).close()  # nobody holds it
+
+
+def test_after_sigterm_workers_save_and_begin_nothing_more(tmp_path: Path) -> None:
+    """Not even what the pool has handed to them already; and the signal may come twice, to the whole group."""
+    command = [sys.executable, "-m", "train", "paper", "simplex-1", "simplex-2", "--quick", "--episodes", "3000000", "--jobs", "2"]
+    root = Path(__file__).parents[1]
+    started = subprocess.Popen([*command, "--logdir", str(tmp_path)], cwd=root, start_new_session=True)
+    folder = tmp_path / "paper-quick"
+    while started.poll() is None and len(list(folder.glob("*/*/wc-ops/metrics.csv"))) < 2:
+        time.sleep(0.05)
+    os.killpg(started.pid, signal.SIGTERM)
+    started.send_signal(signal.SIGTERM)
+    assert started.wait() == 130
+    begun = list(folder.glob("*/*/*/config.json"))
+    assert len(begun) == 2
+    assert all((config.parent / "checkpoint.pt").exists() for config in begun)

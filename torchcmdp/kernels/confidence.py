@@ -36,7 +36,7 @@ class KernelSet(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What `reach` and `expect` write on: values, and orders of a layer and of a row, `(n + 1,)` each, and of pairs, `(P,)` and some more."""
+    """What sweeps write on: values, orders of a layer and of a row, `(n + 1,)` each, and of pairs, `(P,)` and some more."""
 
     values: np.ndarray
     order: np.ndarray
@@ -277,6 +277,21 @@ def expect(geometry, kernels, k, room, ahead):
 
 
 @kernel
+def step_into(geometry, kernels, k, target, sign, ahead):
+    """`expect` of sign times the indicator of one state after layer k: its largest probability, or minus its smallest."""
+    first, low, spare, left = geometry.first, kernels.low, kernels.spare, kernels.left
+    begin, base, width = first[k] * geometry.actions, first[k + 1], first[k + 2] - first[k + 1]
+    lane, stride = geometry.lane[begin], geometry.stride[begin]
+    for p in range(begin, first[k + 1] * geometry.actions):
+        rest, at = left[p], lane + p - begin + (target - base) * stride
+        if sign < 0.0:
+            for y in range(width):
+                if base + y != target:
+                    rest -= gift(rest, spare[lane + p - begin + y * stride])
+        ahead[p] = sign * (low[at] + gift(rest, spare[at]))
+
+
+@kernel
 def reach(geometry, kernels, policy, target, layer, sign, room):
     """The best probability of reaching state `target` of `layer` from x_0 with sign 1, minus the worst with sign -1."""
     first, actions, values, ahead = geometry.first, geometry.actions, room.values, room.ahead
@@ -284,7 +299,10 @@ def reach(geometry, kernels, policy, target, layer, sign, room):
         values[x] = 0.0
     values[target] = sign
     for k in range(layer - 1, -1, -1):
-        expect(geometry, kernels, k, room, ahead)
+        if k == layer - 1 and geometry.stride[first[k] * actions] > 0 and kernels.kind != L1:
+            step_into(geometry, kernels, k, target, sign, ahead)
+        else:
+            expect(geometry, kernels, k, room, ahead)
         for x in range(first[k], first[k + 1]):
             value = 0.0
             for p in range(x * actions, (x + 1) * actions):

@@ -26,8 +26,8 @@ class Geometry(NamedTuple):
         row: `(P + 1)`, the entries of pair p are row[p] .. row[p + 1] - 1; E = row[P].
         successor: `(E)`, the state each entry leads to, ascending within a pair.
         dense: `(L)`, one where every pair of the layer has the whole next layer as successors, in its order.
-        lane, stride: `(P)`, where a pair's first successor is in memory that has the rows of a dense layer side by side, and how far
-            it is from one successor to the next; a stride of zero where the layer is not dense or leads to a single state.
+        lane, stride: `(P)` each: where the first successor of a pair is in memory that has a dense layer's pairs side by side, and
+            how far it is from one successor to the next; zero where the layer is not dense or leads to a single state.
         state_at, pair_at, entry_at: positions in the flattened padded (L x S), (L x S x A) and (L x S x A x K) tensors.
         diagonal: `(L + 1)`, where the n_k x n_k block of layer k starts in the block-tridiagonal Hessian.
         above: `(L + 1)`, where the n_{k-1} x n_k block above it starts.
