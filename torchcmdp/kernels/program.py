@@ -108,20 +108,20 @@ def best_policy(geometry, kernels, work):
         if not last:
             expect(geometry, kernels, k, space, ahead)
         for x in range(first[k], first[k + 1]):
-            top = -math.inf
+            top, chosen = -math.inf, best[x]
             for p in range(x * actions, (x + 1) * actions):
                 total = reward[p] if last else reward[p] + ahead[p]
-                if row[p] < row[p + 1] and total > top:
-                    top = total
-                    best[x] = p
-            begin, end = row[best[x]], row[best[x] + 1]
+                better = row[p] < row[p + 1] and total > top
+                top, chosen = total if better else top, p if better else chosen
+            begin, end = row[chosen], row[chosen + 1]
+            best[x] = chosen
             if end - begin == 1:
                 work.rows[begin] = 1.0
             elif geometry.dense[k] == 1:
-                row_in_box(kernels.lower, kernels.upper, kernels.left[best[x]], begin, end, space.order, work.rows)
+                row_in_box(kernels.lower, kernels.upper, kernels.left[chosen], begin, end, space.order, work.rows)
             else:
                 sort_row_down(values, geometry.successor, begin, end, space.own_order)
-                row_in_box(kernels.lower, kernels.upper, kernels.left[best[x]], begin, end, space.own_order, work.rows)
+                row_in_box(kernels.lower, kernels.upper, kernels.left[chosen], begin, end, space.own_order, work.rows)
             values[x] = top
 
 
