@@ -89,6 +89,12 @@ def fill(geometry, visits, moves, iota, scale, kernels):
         confidence.confidence_row(geometry, p, visits, moves, iota, scale, kernels)
 
 
+@exposed
+def line_all_up(geometry, kernels):
+    for p in range(geometry.pair_at.shape[0]):
+        confidence.line_up(geometry, p, kernels)
+
+
 def both_sets(kind: str, layout: Layout, seed: int):
     """The same confidence set in torch and as kernels see it."""
     visits, moves = random_counts(layout, seed)
@@ -141,6 +147,7 @@ def test_occupancies_over_successor_lists_are_those_over_intervals_that_are_zero
     geometry, policy = geometry_of(supported(layout, support.numpy())), random_policy(layout, seed=6)
     own = confidence.kernel_set(confidence.ENTRYWISE, geometry)
     own.lower[:], own.upper[:] = (tensor.reshape(-1).numpy()[geometry.entry_at] for tensor in (lower, upper))
+    line_all_up(geometry, own)
     found = np.zeros(len(geometry.pair_at))
     for sign, formula in ((1.0, upper_occupancy), (-1.0, lower_occupancy)):
         callable_from_python(confidence.all_pairs)(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -95,3 +96,38 @@ def test_workers_die_with_who_started_them(tmp_path: Path) -> None:
     assert started.wait() == -signal.SIGKILL
     for place in folder.glob("*/wc-ops"):
         RunFolder(place).close()  # nobody holds it
+
+
+def test_after_sigterm_workers_save_and_begin_nothing_more(tmp_path: Path) -> None:
+    """Not even what the pool has handed to them already."""
+    command = [sys.executable, "-m", "train", "paper", "simplex-1", "simplex-2", "--quick", "--episodes", "3000000", "--jobs", "2"]
+    root = Path(__file__).parents[1]
+    started = subprocess.Popen([*command, "--logdir", str(tmp_path)], cwd=root, start_new_session=True)
+    folder = tmp_path / "paper-quick"
+    while started.poll() is None and len(list(folder.glob("*/*/wc-ops/metrics.csv"))) < 2:
+        time.sleep(0.05)
+    os.killpg(started.pid, signal.SIGTERM)
+    assert started.wait() == 130
+    begun = list(folder.glob("*/*/*/config.json"))
+    assert len(begun) == 2
+    assert all((config.parent / "checkpoint.pt").exists() for config in begun)
+
+
+def play_and_hear_twice() -> None:
+    """A run to which SIGTERM comes twice, one after the other."""
+    env = tc.Simulator(cmdp := tc.two_path_cmdp(), tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1))
+    learner = tc.Greedy.for_env(env, horizon=100)
+
+    def heard(episodes: int) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+
+    assert not tc.run(learner, env, 100, progress=False, on_progress=heard, engine="torch").completed
+
+
+def test_a_process_that_somebody_started_may_hear_a_signal_twice() -> None:
+    """Which its group was sent, and which who started it passes on: the second must not keep it from saving."""
+    child = multiprocessing.get_context("spawn").Process(target=play_and_hear_twice)
+    child.start()
+    child.join()
+    assert child.exitcode == 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.geometry import Geometry
+from torchcmdp.kernels.geometry import ABREAST, Geometry
 from torchcmdp.kernels.options import formula, kernel
 
 # the kinds, numbered as in `torchcmdp.confidence.CONFIDENCE_KINDS`
@@ -21,6 +21,8 @@ class KernelSet(NamedTuple):
         kind: One of the five.
         center, lower, upper: `(E,)`.
         radius: Of the ball, `(P,)`.
+        left: What the lower ends leave of each pair's probability, `(P,)` and some more.
+        low, spare: Lower ends, and how far it is from them to the upper ends, by lanes of the geometry.
     """
 
     kind: int
@@ -28,10 +30,13 @@ class KernelSet(NamedTuple):
     lower: np.ndarray
     upper: np.ndarray
     radius: np.ndarray
+    left: np.ndarray
+    low: np.ndarray
+    spare: np.ndarray
 
 
 class Room(NamedTuple):
-    """What `reach` and `expect` write on: values, and orders of a layer and of a row, `(n + 1,)` each, and of pairs `(P,)`."""
+    """What sweeps write on: values, orders of a layer and of a row, `(n + 1,)` each, and of pairs, `(P,)` and some more."""
 
     values: np.ndarray
     order: np.ndarray
@@ -41,14 +46,15 @@ class Room(NamedTuple):
 
 def empty_room(geometry: Geometry) -> Room:
     """Room for the states of a geometry."""
-    states = len(geometry.state_at) + 1
-    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(states, np.int64), np.zeros(len(geometry.pair_at)))
+    states, pairs = len(geometry.state_at) + 1, len(geometry.pair_at)
+    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(states, np.int64), np.zeros(pairs + ABREAST))
 
 
 def kernel_set(kind: int, geometry: Geometry) -> KernelSet:
     """Room for a set."""
     entries, pairs = len(geometry.successor), len(geometry.pair_at)
-    return KernelSet(kind, np.zeros(entries), np.zeros(entries), np.zeros(entries), np.zeros(pairs))
+    lanes = int((np.diff(geometry.row) * geometry.stride).max(initial=0) + geometry.lane.max(initial=0)) + ABREAST
+    return KernelSet(kind, *(np.zeros(size) for size in (entries, entries, entries, pairs, pairs + ABREAST, lanes, lanes)))
 
 
 @formula
@@ -99,16 +105,33 @@ def confidence_row(geometry, p, visits, transition_visits, iota, radius_scale, k
             half = half_width(kernels.kind, center, visits[p], float(end - begin), iota, radius_scale)
         kernels.lower[e] = max(center - half, 0.0)
         kernels.upper[e] = min(center + half, 1.0)
+    line_up(geometry, p, kernels)
+
+
+@formula
+def line_up(geometry, p, kernels):
+    """Keep the box of pair p in the form in which sweeps take it."""
+    begin, end, lane, stride = geometry.row[p], geometry.row[p + 1], geometry.lane[p], geometry.stride[p]
+    left = 1.0
+    for e in range(begin, end):
+        left -= kernels.lower[e]
+        if stride > 0:
+            kernels.low[lane + (e - begin) * stride] = kernels.lower[e]
+            kernels.spare[lane + (e - begin) * stride] = kernels.upper[e] - kernels.lower[e]
+    kernels.left[p] = left
 
 
 @formula
 def sort_down(values, base, count, order):
-    """order <- 0 .. count-1 by values[base + .], largest first."""
+    """order <- 0 .. count-1 by values[base + .], largest first: by counting, without a branch that nobody can predict."""
     for j in range(count):
-        place = j
-        while place > 0 and values[base + order[place - 1]] < values[base + j]:
-            order[place] = order[place - 1]
-            place -= 1
+        order[j] = j  # so that a NaN, which has no place, leaves no other number behind
+    for j in range(count):
+        place, own = 0, values[base + j]
+        for other in range(j):
+            place += values[base + other] >= own
+        for other in range(j + 1, count):
+            place += values[base + other] > own
         order[place] = j
 
 
@@ -124,32 +147,63 @@ def sort_row_down(values, successor, begin, end, order):
 
 
 @formula
-def best_in_box(successor, lower, upper, begin, end, values, order):
-    """max <p, f> over lower <= p <= upper, sum p = 1: what the lower ends leave goes to the best successors first.
+def gift(left, spare):
+    """What of the probability that is left the next best successor gets: all that there is room for.
 
     Where nothing is left nothing moves: to stop there would be a branch that nobody can predict, and take longer than the rest.
     """
-    left, best = 1.0, 0.0
-    for e in range(begin, end):
-        left -= lower[e]
-        best += lower[e] * values[successor[e]]
-    for j in range(end - begin):
-        e = begin + order[j]
-        moved = min(max(left, 0.0), upper[e] - lower[e])
-        best += moved * values[successor[e]]
-        left -= moved
-    return best
+    return min(max(left, 0.0), spare)
 
 
 @formula
-def row_in_box(lower, upper, begin, end, order, row):
-    """row <- the p of `best_in_box`."""
-    left = 1.0
+def give(left, best, spare, value):
+    """What is left when the next best successor got its gift, and the expectation."""
+    moved = gift(left, spare)
+    return left - moved, best + moved * value
+
+
+@formula
+def best_in_box(successor, lower, upper, left, begin, end, values, order):
+    """max <p, f> over lower <= p <= upper, sum p = 1: what the lower ends leave goes to the best successors first."""
+    best = 0.0
     for e in range(begin, end):
-        left -= lower[e]
+        best += lower[e] * values[successor[e]]
     for j in range(end - begin):
         e = begin + order[j]
-        moved = min(max(left, 0.0), upper[e] - lower[e])
+        left, best = give(left, best, upper[e] - lower[e], values[successor[e]])
+    return best
+
+
+@kernel
+def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, ahead):
+    """`best_in_box` of pair p and the three after it, whose successors are the states from `base` on and have one order.
+
+    The four are written out, since a loop over them would go through memory and take twice as long.
+    """
+    best0 = best1 = best2 = best3 = 0.0
+    left0, left1, left2, left3 = left[p], left[p + 1], left[p + 2], left[p + 3]
+    for y in range(width):
+        j, value = lane + y * stride, values[base + y]
+        best0 += low[j] * value
+        best1 += low[j + 1] * value
+        best2 += low[j + 2] * value
+        best3 += low[j + 3] * value
+    for place in range(width):
+        y = order[place]
+        j, value = lane + y * stride, values[base + y]
+        left0, best0 = give(left0, best0, spare[j], value)
+        left1, best1 = give(left1, best1, spare[j + 1], value)
+        left2, best2 = give(left2, best2, spare[j + 2], value)
+        left3, best3 = give(left3, best3, spare[j + 3], value)
+    ahead[p], ahead[p + 1], ahead[p + 2], ahead[p + 3] = best0, best1, best2, best3
+
+
+@formula
+def row_in_box(lower, upper, left, begin, end, order, row):
+    """row <- the p of `best_in_box`."""
+    for j in range(end - begin):
+        e = begin + order[j]
+        moved = gift(left, upper[e] - lower[e])
         row[e] = lower[e] + moved
         left -= moved
 
@@ -170,7 +224,7 @@ def best_in_ball(successor, center, radius, begin, end, values, order):
 
 
 @kernel
-def optimistic(kind, successor, center, lower, upper, radius, begin, end, values, order):
+def optimistic(kind, successor, center, lower, upper, radius, left, begin, end, values, order):
     """The exact max over the set of sum_y p(y) f(y) for the pair with entries begin .. end-1.
 
     `values` has f, and `order` its successors from the best to the worst. Arrays come one by one: every array that is taken out
@@ -178,18 +232,35 @@ def optimistic(kind, successor, center, lower, upper, radius, begin, end, values
     """
     if kind == L1:
         return best_in_ball(successor, center, radius, begin, end, values, order)
-    return best_in_box(successor, lower, upper, begin, end, values, order)
+    return best_in_box(successor, lower, upper, left, begin, end, values, order)
 
 
 @kernel
 def expect(geometry, kernels, k, room, ahead):
     """ahead <- the exact max over the set of sum_y p(y) f(y), for every pair of layer k; `room` has f at the states after it."""
     first, row, successor, actions = geometry.first, geometry.row, geometry.successor, geometry.actions
-    kind, center, lower, upper, radius = kernels.kind, kernels.center, kernels.lower, kernels.upper, kernels.radius
+    kind, center, lower, upper, radius, left = (
+        kernels.kind,
+        kernels.center,
+        kernels.lower,
+        kernels.upper,
+        kernels.radius,
+        kernels.left,
+    )
     values, order, own_order = room.values, room.order, room.own_order
-    dense = geometry.dense[k] == 1
+    dense, base, width, stride = (
+        geometry.dense[k] == 1,
+        first[k + 1],
+        first[k + 2] - first[k + 1],
+        geometry.stride[first[k] * actions],
+    )
     if dense:
-        sort_down(values, first[k + 1], first[k + 2] - first[k + 1], order)
+        sort_down(values, base, width, order)
+    if stride > 0 and kind != L1:
+        low, spare, lane = kernels.low, kernels.spare, geometry.lane
+        for p in range(first[k] * actions, first[k + 1] * actions, ABREAST):
+            best_abreast(low, spare, left, p, lane[p], stride, width, values, base, order, ahead)
+        return
     for p in range(first[k] * actions, first[k + 1] * actions):
         begin, end = row[p], row[p + 1]
         if end - begin == 1:
@@ -197,7 +268,7 @@ def expect(geometry, kernels, k, room, ahead):
         elif end == begin:
             ahead[p] = 0.0
         elif dense:
-            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], begin, end, values, order)
+            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, order)
         else:
             anything = False
             for e in range(begin, end):
@@ -205,7 +276,22 @@ def expect(geometry, kernels, k, room, ahead):
             ahead[p] = 0.0
             if anything:  # few pairs lead to where one target can be reached from
                 sort_row_down(values, successor, begin, end, own_order)
-                ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], begin, end, values, own_order)
+                ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, own_order)
+
+
+@kernel
+def step_into(geometry, kernels, k, target, sign, ahead):
+    """`expect` of sign times the indicator of one state after layer k: its largest probability, or minus its smallest."""
+    first, low, spare, left = geometry.first, kernels.low, kernels.spare, kernels.left
+    begin, base, width = first[k] * geometry.actions, first[k + 1], first[k + 2] - first[k + 1]
+    lane, stride = geometry.lane[begin], geometry.stride[begin]
+    for p in range(begin, first[k + 1] * geometry.actions):
+        rest, at = left[p], lane + p - begin + (target - base) * stride
+        if sign < 0.0:
+            for y in range(width):
+                if base + y != target:
+                    rest -= gift(rest, spare[lane + p - begin + y * stride])
+        ahead[p] = sign * (low[at] + gift(rest, spare[at]))
 
 
 @kernel
@@ -216,7 +302,10 @@ def reach(geometry, kernels, policy, target, layer, sign, room):
         values[x] = 0.0
     values[target] = sign
     for k in range(layer - 1, -1, -1):
-        expect(geometry, kernels, k, room, ahead)
+        if k == layer - 1 and geometry.stride[first[k] * actions] > 0 and kernels.kind != L1:
+            step_into(geometry, kernels, k, target, sign, ahead)
+        else:
+            expect(geometry, kernels, k, room, ahead)
         for x in range(first[k], first[k + 1]):
             value = 0.0
             for p in range(x * actions, (x + 1) * actions):

@@ -11,6 +11,8 @@ from torchcmdp.layout import Layout
 
 # Multiplications of a block factorisation, per entry, from which conjugate gradients are the cheaper way.
 SPARSE = 2000
+# Pairs that a sweep takes side by side.
+ABREAST = 4
 
 
 class Geometry(NamedTuple):
@@ -24,6 +26,8 @@ class Geometry(NamedTuple):
         row: `(P + 1)`, the entries of pair p are row[p] .. row[p + 1] - 1; E = row[P].
         successor: `(E)`, the state each entry leads to, ascending within a pair.
         dense: `(L)`, one where every pair of the layer has the whole next layer as successors, in its order.
+        lane, stride: `(P)` each: where the first successor of a pair is in memory that has a dense layer's pairs side by side, and
+            how far it is from one successor to the next; zero where the layer is not dense or leads to a single state.
         state_at, pair_at, entry_at: positions in the flattened padded (L x S), (L x S x A) and (L x S x A x K) tensors.
         diagonal: `(L + 1)`, where the n_k x n_k block of layer k starts in the block-tridiagonal Hessian.
         above: `(L + 1)`, where the n_{k-1} x n_k block above it starts.
@@ -35,6 +39,8 @@ class Geometry(NamedTuple):
     row: np.ndarray
     successor: np.ndarray
     dense: np.ndarray
+    lane: np.ndarray
+    stride: np.ndarray
     state_at: np.ndarray
     pair_at: np.ndarray
     entry_at: np.ndarray
@@ -58,12 +64,17 @@ def geometry_of(layout: Layout) -> Geometry:
     in_order = ((lists == np.arange(layout.slots)) | (lists < 0)).all(1) & whole
     dense = np.ones(layout.layers, dtype=bool)
     np.logical_and.at(dense, layer_of_pair, in_order)
+    pairs, places = np.bincount(layer_of_pair), np.where(dense & (widths[1:] > 1), widths[1:], 0)
+    strides = np.where(places > 0, -(-pairs // ABREAST) * ABREAST, 0)
+    within = np.arange(len(pair_at)) - _starts(pairs)[layer_of_pair]
     return Geometry(
         first=first,
         actions=layout.actions,
         row=_starts(counts),
         successor=first[1:][layer_of_pair[pair]] + lists[pair, slot],
         dense=dense.astype(np.int8),
+        lane=_starts(strides * places)[layer_of_pair] + within,
+        stride=strides[layer_of_pair],
         state_at=state_at,
         pair_at=pair_at,
         entry_at=pair_at[pair] * layout.slots + slot,

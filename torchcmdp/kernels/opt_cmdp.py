@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.confidence import KernelSet, confidence_row, empirical_row, kernel_set
+from torchcmdp.kernels.confidence import KernelSet, confidence_row, empirical_row, kernel_set, line_up
 from torchcmdp.kernels.empirical import count, move_sums
 from torchcmdp.kernels.estimation import bonus, optimistic_cost
 from torchcmdp.kernels.geometry import Geometry
@@ -113,6 +113,7 @@ def follow(geometry, settings, hyper, run, p, state):
         for e in range(geometry.row[p], geometry.row[p + 1]):
             kernels.lower[e] = kernels.center[e]
             kernels.upper[e] = kernels.center[e]
+        line_up(geometry, p, kernels)
         return
     confidence_row(geometry, p, state.visits, state.transition_visits, settings.iota, hyper.radius_scale[run], kernels)
     cost_width = bonus(visits, settings.logarithm, hyper.bonus_scale[run])
@@ -130,9 +131,8 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     for k in range(steps.pairs.shape[0]):
         follow(geometry, settings, hyper, run, steps.pairs[k], state)
     status, iterations, value, _, residual = optimise_one(
-        geometry, state.rewards, state.kernels.lower, state.kernels.upper, state.costs, settings.max_iterations, state.work,
-        state.occupancy, state.multipliers,
-    )  # fmt: skip
+        geometry, state.rewards, state.kernels, state.costs, settings.max_iterations, state.work, state.occupancy, state.multipliers
+    )
     policy_of(geometry, state.occupancy, state.plan)
     highest = 0.0
     for i in range(state.multipliers.shape[0]):

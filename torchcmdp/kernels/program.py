@@ -11,11 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.confidence import ENTRYWISE, KernelSet, Room, empty_room, expect, row_in_box, sort_row_down
+from torchcmdp.kernels.confidence import (
+    ENTRYWISE,
+    KernelSet,
+    Room,
+    empty_room,
+    expect,
+    kernel_set,
+    line_up,
+    row_in_box,
+    sort_row_down,
+)
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.limits import IMPROVEMENT, ROUNDING
 from torchcmdp.kernels.memory import room
-from torchcmdp.kernels.options import exact_entry, kernel
+from torchcmdp.kernels.options import exact_entry, formula, kernel
 from torchcmdp.kernels.padding import LOAD, STORE, move, move_each
 from torchcmdp.kernels.simplex import (
     OCCUPANCY,
@@ -40,7 +50,6 @@ class Work(NamedTuple):
         best: Of the last recursion the best pair of each state, `(n,)` int64, its rows `(E)`, and how much reaches the states,
             `mass` `(n + 1,)`.
         pair_reward: What it maximised, `(P,)`.
-        free: Where the center and the radius of a kernel set would be.
     """
 
     simplex: Simplex
@@ -50,7 +59,6 @@ class Work(NamedTuple):
     rows: np.ndarray
     mass: np.ndarray
     pair_reward: np.ndarray
-    free: np.ndarray
 
 
 class Program(NamedTuple):
@@ -64,7 +72,7 @@ class Program(NamedTuple):
 def workspace(geometry: Geometry, constraints: int) -> Work:
     """Room for programs of this geometry with so many constraints, one after the other."""
     states, pairs, entries = len(geometry.state_at), len(geometry.pair_at), len(geometry.successor)
-    sizes = (entries, states + 1, pairs, 0)
+    sizes = (entries, states + 1, pairs)
     columns, best = np.zeros((constraints + 1, entries)), np.zeros(states, np.int64)
     return Work(empty_simplex(constraints), empty_room(geometry), columns, best, *(np.zeros(size) for size in sizes))
 
@@ -100,20 +108,20 @@ def best_policy(geometry, kernels, work):
         if not last:
             expect(geometry, kernels, k, space, ahead)
         for x in range(first[k], first[k + 1]):
-            top = -math.inf
+            top, chosen = -math.inf, best[x]
             for p in range(x * actions, (x + 1) * actions):
                 total = reward[p] if last else reward[p] + ahead[p]
-                if row[p] < row[p + 1] and total > top:
-                    top = total
-                    best[x] = p
-            begin, end = row[best[x]], row[best[x] + 1]
+                better = row[p] < row[p + 1] and total > top
+                top, chosen = total if better else top, p if better else chosen
+            begin, end = row[chosen], row[chosen + 1]
+            best[x] = chosen
             if end - begin == 1:
                 work.rows[begin] = 1.0
             elif geometry.dense[k] == 1:
-                row_in_box(kernels.lower, kernels.upper, begin, end, space.order, work.rows)
+                row_in_box(kernels.lower, kernels.upper, kernels.left[chosen], begin, end, space.order, work.rows)
             else:
                 sort_row_down(values, geometry.successor, begin, end, space.own_order)
-                row_in_box(kernels.lower, kernels.upper, begin, end, space.own_order, work.rows)
+                row_in_box(kernels.lower, kernels.upper, kernels.left[chosen], begin, end, space.own_order, work.rows)
             values[x] = top
 
 
@@ -248,21 +256,22 @@ def mix(work, occupancy):
 
 
 @kernel
-def optimise_one(geometry, rewards, lower, upper, costs, max_iterations, work, occupancy, multipliers):
+def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, occupancy, multipliers):
     """The best safe occupancy over all plausible kernels; where none is safe, the best of the least violation.
 
     Args:
-        rewards, lower, upper, costs: `(P)`, `(E)`, `(E)`, `(m x P)`.
+        rewards, costs: `(P)`, `(m x P)`.
+        kernels: A set of boxes, whatever its kind.
         work: `workspace(geometry, m)`.
         occupancy, multipliers: outputs, `(E)`, `(m)`.
 
     Returns:
         status, iterations, value, excess, residual.
     """
-    if not is_valid(geometry, rewards, lower, upper, costs):
+    if not is_valid(geometry, rewards, kernels.lower, kernels.upper, costs):
         return INVALID, 0, 0.0, 0.0, 0.0
     m = costs.shape[0]
-    program = Program(rewards, KernelSet(ENTRYWISE, work.free, lower, upper, work.pair_reward), costs)
+    program = Program(rewards, boxes(kernels), costs)
     if first_column(geometry, program, work):
         for e in range(occupancy.shape[0]):
             occupancy[e] = work.columns[m, e]
@@ -276,12 +285,18 @@ def optimise_one(geometry, rewards, lower, upper, costs, max_iterations, work, o
     return status, iterations, value, excess, residual
 
 
+@formula
+def boxes(kernels):
+    """The boxes of a set alone, which around a ball are more than the ball."""
+    _, center, lower, upper, radius, left, low, spare = kernels
+    return KernelSet(ENTRYWISE, center, lower, upper, radius, left, low, spare)
+
+
 class Instance(NamedTuple):
     """Compact inputs and outputs of one instance, between the padded tensors and `optimise_one`."""
 
     rewards: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
+    kernels: KernelSet
     costs: np.ndarray
     occupancy: np.ndarray
 
@@ -294,13 +309,14 @@ def optimise_range(
     """Solve instances start..stop-1 of a batch of flattened padded tensors, filling in the outputs."""
     entry_at, pair_at = geometry.entry_at, geometry.pair_at
     for b in range(start, stop):
-        move(entry_at, lower, b, instance.lower, LOAD)
-        move(entry_at, upper, b, instance.upper, LOAD)
+        move(entry_at, lower, b, instance.kernels.lower, LOAD)
+        move(entry_at, upper, b, instance.kernels.upper, LOAD)
+        for p in range(pair_at.shape[0]):
+            line_up(geometry, p, instance.kernels)
         move(pair_at, rewards, b, instance.rewards, LOAD)
         move_each(pair_at, costs, b, instance.costs, LOAD)
         status[b], iterations[b], value[b], excess[b], residual[b] = optimise_one(
-            geometry, instance.rewards, instance.lower, instance.upper, instance.costs, max_iterations, work,
-            instance.occupancy, multipliers[b],
+            geometry, instance.rewards, instance.kernels, instance.costs, max_iterations, work, instance.occupancy, multipliers[b],
         )  # fmt: skip
         if status[b] != INVALID:
             move(entry_at, occupancy, b, instance.occupancy, STORE)
@@ -329,9 +345,9 @@ def optimise_batch(
     entries, pairs = len(geometry.successor), len(geometry.pair_at)
 
     def make() -> tuple[Work, Instance, Geometry]:
-        sizes = (pairs, entries, entries, (m, pairs), entries)
+        instance = Instance(np.zeros(pairs), kernel_set(ENTRYWISE, geometry), np.zeros((m, pairs)), np.zeros(entries))
         # with the geometry, so that its identity stays its own for as long as it is a key
-        return workspace(geometry, m), Instance(*(np.zeros(size) for size in sizes)), geometry
+        return workspace(geometry, m), instance, geometry
 
     def piece(start: int, stop: int) -> None:
         work, instance, _ = room((id(geometry), "program", m), make)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Job:
             dynamic_ncols=True,
         )
         saved, meetings, stopped = time.monotonic(), _Meetings(crew, session.played), False
-        with _interruptible(patient=crew.size > 1) as stop, bar:
+        with _interruptible(patient=crew.size > 1 or parent_process() is not None) as stop, bar:
             while not session.completed and not stopped:
                 episodes = session.advance(min(session.until_due, self._until_saved(), meetings.until_next(session.played)))
                 bar.update(episodes)
@@ -197,7 +198,8 @@ class _Meetings:
 def _interruptible(*, patient: bool) -> Iterator[threading.Event]:
     """Turn Ctrl-C and SIGTERM into a request to stop after the episode, so that no state is saved half-updated.
 
-    A second one of a kind has its usual effect, unless `patient`: torchrun may send what its workers have received already.
+    A second one of a kind has its usual effect, unless `patient`: torchrun and whoever else has started this process may send what
+    it has received already, with its whole group.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing.synchronize import Event
 from typing import Any, NoReturn
 
 import torchcmdp as tc
@@ -136,31 +138,27 @@ def play_all(jobs: Sequence[Job], workers: int, draw: Callable[[Sequence[Outcome
     for variable in ("OMP_NUM_THREADS", "TORCHCMDP_THREADS"):
         os.environ.setdefault(variable, "1")
     context = multiprocessing.get_context("spawn")
-    counter = context.Value("q", 0)
+    counter, stop = context.Value("q", 0), context.Event()
     progress = Progress(jobs, counter)
     signal.signal(signal.SIGTERM, _on_termination)
-    with ProcessPoolExecutor(min(workers, len(jobs)), context, _become_worker, (counter,)) as pool:
-        order = sorted(range(len(jobs)), key=lambda j: -jobs[j].total)
-        futures = {pool.submit(_work, jobs[j]): j for j in order}
-        drawn = []
-        try:
+    pool = ProcessPoolExecutor(min(workers, len(jobs)), context, _become_worker, (counter, stop))
+    try:
+        with _stopping(pool, stop):
+            order = sorted(range(len(jobs)), key=lambda j: -jobs[j].total)
+            futures = {pool.submit(_work, _play, jobs[j]): j for j in order}
+            drawn = []
             for future in _as_completed(futures, progress):
                 done[futures[future]] = future.result()
                 progress.finished(jobs[futures[future]])
                 for own in _experiments(jobs) if draw is not None else ():
                     if futures[future] in own and all(j in done and done[j].completed for j in own):
-                        drawn.append(pool.submit(draw, [done[j] for j in own]))
+                        drawn.append(pool.submit(_work, draw, [done[j] for j in own]))
             for figures in drawn:
                 figures.result()
-        except KeyboardInterrupt:  # the workers were interrupted as well, and save what they have
-            pool.shutdown(cancel_futures=True)
-            return []
-        except BrokenProcessPool:
-            raise TorchCMDPError("a worker process was killed; the same command continues from the last checkpoints.") from None
-        except TorchCMDPError:
-            _stop_workers()  # they save what they have
-            pool.shutdown(cancel_futures=True)
-            raise
+    except KeyboardInterrupt:
+        return []
+    except BrokenProcessPool:
+        raise TorchCMDPError("a worker process was killed; the same command continues from the last checkpoints.") from None
     return [done[j] for j in sorted(done)]
 
 
@@ -170,14 +168,23 @@ def _experiments(jobs: Sequence[Job]) -> list[list[int]]:
 
 
 def _on_termination(number: int, frame: Any) -> NoReturn:
-    """Ask the workers to save and stop, which ctrl-C does by itself."""
-    _stop_workers()
+    """SIGTERM is heard once, as ctrl-C: who sends it to a whole group of processes may send it twice."""
+    signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _stop_workers() -> None:
-    for worker in multiprocessing.active_children():
-        worker.terminate()
+@contextmanager
+def _stopping(pool: ProcessPoolExecutor, stop: Event) -> Iterator[None]:
+    """Whatever ends this early ends the workers: they save what they have, and begin nothing of what they were given already."""
+    try:
+        yield
+    except BaseException:
+        stop.set()
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _compile_kernels() -> None:
@@ -200,11 +207,15 @@ def _as_completed(futures: Sequence[Future[Outcome]] | dict[Future[Outcome], int
 
 
 _counter: Any = None
+_stop: Any = None
+_working = False
 
 
-def _become_worker(counter: Any) -> None:
-    global _counter
-    _counter = counter
+def _become_worker(counter: Any, stop: Event) -> None:
+    global _counter, _stop
+    _counter, _stop = counter, stop
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _give_up)
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
@@ -216,8 +227,26 @@ def _die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)  # the checkpoints are whole at any moment
 
 
-def _work(job: Job) -> Outcome:
-    return play(job, _count)
+def _give_up(number: int, frame: Any) -> None:
+    """Outside of a run, which hears signals itself, nothing needs saving; and who only waits for work will be told."""
+    if _working:
+        raise KeyboardInterrupt
+
+
+def _work(task: Callable[..., Any], subject: Any) -> Any:
+    """A task of a worker, unless all are to stop."""
+    global _working
+    if _stop.is_set():
+        raise KeyboardInterrupt
+    _working = True
+    try:
+        return task(subject)
+    finally:
+        _working = False
+
+
+def _play(job: Job) -> Outcome:
+    return play(job, _count, _stop.is_set)
 
 
 def _count(episodes: int) -> None:

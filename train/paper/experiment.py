@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -115,6 +115,7 @@ class Scene:
 
     job: Job
     beat: Any = None
+    stopped: Callable[[], bool] = lambda: False
 
     @cached_property
     def preset(self) -> Preset:
@@ -134,6 +135,8 @@ class Scene:
         self, player: Player, folder: str, runs: int, feedback: tuple[tc.Process, tc.Process]
     ) -> tuple[tc.RunResult, tc.Simulator]:
         """So many runs of a learner on each instance, or what is left of them."""
+        if self.stopped():  # a signal that came with a run's last block has ended nothing
+            raise KeyboardInterrupt
         job, cmdp = self.job, spread(self.drawn[0], runs)
         seeds: dict[str, Any] = {"runs": job.instances * runs, "seed": self.preset.seed}
         every = max(10, job.episodes // POINTS)
@@ -154,9 +157,9 @@ def _drawn(preset: str, count: int) -> tuple[tc.LayeredCMDP, list[int]]:
     return instances(preset_of(preset), count)
 
 
-def play(job: Job, beat: Any = None) -> Outcome:
-    """Play all of a job, or what is left of it; stops early if interrupted."""
-    scene = Scene(job, beat)
+def play(job: Job, beat: Any = None, stopped: Callable[[], bool] = lambda: False) -> Outcome:
+    """Play all of a job, or what is left of it; stops early if interrupted, or between two runs where it is `stopped`."""
+    scene = Scene(job, beat, stopped)
     results: dict[tuple[str, str], tc.RunResult] = {}
     policies: dict[str, Tensor] = {}
     players = scene.preset.players_of(job.family)
