@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 import time
@@ -14,7 +15,7 @@ import numba
 from llvmlite.binding import Linkage
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, Flags
 
 # No "nnan"/"ninf": -inf is a legal logarithm here.
 FASTMATH = {"contract", "reassoc", "nsz"}
@@ -104,12 +105,55 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         _progress.end(self._kernel)
 
 
+# Passes of Numba's compiler that find nothing in kernels, which have no closures, literals, array expressions or raised errors.
+UNUSED = {
+    "WithLifting", "InlineClosureLikes", "RewriteSemanticConstants", "DeadBranchPrune", "RewriteDynamicRaises",
+    "MakeFunctionToJitFunction", "FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass", "InlineOverloads",
+    "NopythonRewrites", "NoPythonSupportedFeatureValidation", "AnnotateTypes", "DumpParforDiagnostics",
+}  # fmt: skip
+
+
+class _Flags(Flags):  # type: ignore[misc]
+    """Options that no longer change: their hash, which every operation asks for, is computed once."""
+
+    __slots__ = ("_hash",)
+
+    def copy(self) -> _Flags:
+        return self
+
+    def __hash__(self) -> int:
+        if not hasattr(self, "_hash"):
+            self._hash = super().__hash__()
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or bool(super().__eq__(other))
+
+
+_flags: dict[_Flags, _Flags] = {}
+
+
 class _Compiler(Compiler):  # type: ignore[misc]
-    """Numba's compiler, with a library that a subclass makes."""
+    """Numba's compiler without what kernels do not need, with a library that a subclass makes."""
 
     def compile_extra(self, func: Callable[..., Any]) -> Any:
         self.state.library = self.new_library(func)
-        return super().compile_extra(func)
+        flags = _Flags(self.state.flags)
+        self.state.flags = _flags.setdefault(flags, flags)
+        # nothing is freed before the end, and looking for it again and again takes a tenth of the time
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return super().compile_extra(func)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def define_pipelines(self) -> Any:
+        pipelines = super().define_pipelines()
+        for pipeline in pipelines:
+            pipeline.passes = [each for each in pipeline.passes if each[0].__name__ not in UNUSED]
+        return pipelines
 
 
 class _Unlinked:
@@ -142,13 +186,14 @@ class _EntryCompiler(_Compiler):
     def new_library(self, func: Callable[..., Any]) -> Any:
         library = self.state.targetctx.codegen().create_library(func.__qualname__)
         library.enable_object_caching()
-        optimize = library._optimize_final_module
 
         def privately() -> None:
             for linked in library._final_module.functions:
                 if not linked.is_declaration and linked.linkage == Linkage.linkonce_odr:
                     linked.linkage = Linkage.internal
-            optimize()
+            # once: Numba's first round is for reference counts, which kernels do not have
+            passes, builder = library._codegen._module_pass_manager()
+            passes.run(library._final_module, builder)
 
         library._optimize_final_module = privately
         return library

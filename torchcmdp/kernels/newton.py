@@ -22,6 +22,8 @@ from torchcmdp.kernels.quadratic import quadratic
 
 # An iteration rebalances flows at most this often, and halves its step at most this often.
 MOST_REBALANCED, MOST_HALVED = 8, 35
+# The first steps are not doubled: few instances need it, and those need many steps.
+EARLY_STEPS = 8
 # Stages of a cooling schedule: enough for targets of 1e20.
 MOST_STAGES = 40
 
@@ -190,11 +192,11 @@ def extend(geometry, problem, cap, value, slope, trial_value, slack, work):
 
 
 @compiled
-def search(geometry, problem, cap, value, slope, longest, reach, slack, work):
+def search(geometry, problem, cap, value, slope, longest, reach, late, slack, work):
     """Go along the step as far as the dual decreases, moving no potential further than `reach`.
 
-    A step on which the dual falls as if it had no curvature is doubled while that lasts: where an exponential of the multipliers is
-    gone, Newton's method moves by one in its exponent a step however far it has to go.
+    `late` in the iteration, a step on which the dual falls as if it had no curvature is doubled while that lasts: where an
+    exponential of the multipliers is gone, Newton's method moves by one in its exponent a step however far it has to go.
 
     Returns the dual's value, or infinity where it does not decrease, and how far the next step may go: twice as far where this one
     was cut and did well.
@@ -205,7 +207,7 @@ def search(geometry, problem, cap, value, slope, longest, reach, slack, work):
         move(work, scale, cap)
         trial_value = evaluate(geometry, problem, work.response, work.trial_v, work.trial_lam)
         if trial_value <= value + 1e-4 * scale * slope + slack:
-            if halved == 0 and not cut and longest > 1.0:
+            if late and halved == 0 and not cut and longest > 1.0:
                 trial_value = extend(geometry, problem, cap, value, slope, trial_value, slack, work)
             copy(work.trial_v, work.v)
             copy(work.trial_lam, work.lam)
@@ -260,7 +262,7 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
         # far from the solution a rough step will do
         work.system.iterates.enough[0] = min(max(1e-2 * worst, 1e-12), 1e-4)
         slope, longest = newton_step(geometry, problem, cap, work)
-        value, reach = search(geometry, problem, cap, value, slope, longest, reach, slack, work)
+        value, reach = search(geometry, problem, cap, value, slope, longest, reach, iteration >= EARLY_STEPS, slack, work)
         if value == math.inf:
             return iteration + 1, worst <= acceptable and relative <= SETTLED_RELATIVE
     return max_iterations, False

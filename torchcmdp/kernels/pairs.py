@@ -18,6 +18,8 @@ FREE, AT_LOWER, AT_UPPER = 0, 1, 2
 
 # Below this sum of weight * growth a pair is answered in logarithms: products could have underflowed that still matter.
 FAINT = 1e-30
+# The same of shares that sum to one: others than these may be at their bounds already.
+FAINTEST = 1e-120
 # Newton's method on the scale of a clipped pair settles within this, or in this many passes gives up.
 ROUNDING, MOST_PASSES = 4e-16, 8
 
@@ -106,7 +108,7 @@ def clip(start, stop, lower, upper, scale, p, code):
             fixed += 0.0 if inside else min(max(share, lower[e]), upper[e])
         if free == 0.0 and abs(1.0 - fixed) <= 10.0 * ROUNDING:
             break
-        if free < FAINT:
+        if free < FAINTEST:
             return -1.0
         last = scale
         scale = (1.0 - fixed) / free
@@ -124,41 +126,53 @@ def clip(start, stop, lower, upper, scale, p, code):
 
 
 @compiled
-def respond_steep(start, stop, problem, v, successor, p, code):
-    """The answer of a pair in logarithms, for targets and potentials of any size, by variable fixing; returns t.
+def fix_all(start, stop, problem, v, successor, steep, p, code):
+    """Move shares that sum to one into their intervals by variable fixing, which always settles.
 
     If clipping the scaled shares makes the sum exceed one, the true scale is smaller, so entries below their lower bound stay
     there for good; if it falls short, entries above their upper bound stay there.
+
+    Args:
+        steep: Whether shares are formed anew in every pass, in logarithms, for targets and potentials of any size.
+
+    Returns:
+        The scale, -1 where the shares are too faint and not `steep`, and the logarithm of what `steep` ones are relative to.
     """
     target, lower, upper = problem.target, problem.lower, problem.upper
     mass = 1.0
-    t = 0.0
+    scale = 1.0
+    largest = 0.0
     n_free = stop - start
     for e in range(start, stop):
         code[e] = FREE
     for _ in range(stop - start):
         if n_free == 0 or not mass > 0.0:
             break
-        largest = -math.inf
-        for e in range(start, stop):
-            if code[e] == FREE:
-                largest = max(largest, target[e] + v[successor[e]])
+        if steep:
+            scale = 1.0
+            largest = -math.inf
+            for e in range(start, stop):
+                if code[e] == FREE:
+                    largest = max(largest, target[e] + v[successor[e]])
+            for e in range(start, stop):
+                if code[e] == FREE:
+                    p[e] = math.exp(target[e] + v[successor[e]] - largest)
         total = 0.0
         for e in range(start, stop):
-            if code[e] == FREE:
-                p[e] = math.exp(target[e] + v[successor[e]] - largest)
-                total += p[e]
-        scale = mass / total
-        t = math.log(scale) - largest
+            total += p[e] if code[e] == FREE else 0.0
+        if total < FAINTEST * scale:
+            return -1.0, 0.0
+        change = mass / total
+        scale *= change
         short = 0.0
         over = 0.0
         for e in range(start, stop):
             if code[e] == FREE:
-                p[e] *= scale
+                p[e] *= change
                 short += max(lower[e] - p[e], 0.0)
                 over += max(p[e] - upper[e], 0.0)
         if short == 0.0 and over == 0.0:
-            return t
+            return scale, largest
         fixed, count = fix(start, stop, lower, upper, short >= over, over >= short, p, code)
         mass -= fixed
         n_free -= count
@@ -166,7 +180,7 @@ def respond_steep(start, stop, problem, v, successor, p, code):
         if code[e] == FREE:
             p[e] = lower[e]
             code[e] = AT_LOWER
-    return t
+    return scale, largest
 
 
 @compiled
@@ -245,11 +259,14 @@ def respond(pair, start, stop, shift, problem, top, v, successor, response):
             response.clipped[pair] = False
             return log_base, total
         scale = clip(start, stop, lower, upper, response.scale[pair], p, response.code)
+        if scale < 0.0:
+            scale, _ = fix_all(start, stop, problem, v, successor, False, p, response.code)
     if scale > 0.0:
         t = math.log(scale / total) - log_base
         response.scale[pair] = scale
     elif scale < 0.0:
-        t = respond_steep(start, stop, problem, v, successor, p, response.code)
+        scale, largest = fix_all(start, stop, problem, v, successor, True, p, response.code)
+        t = math.log(scale) - largest
     psi, free = clipped_value(start, stop, problem, v, successor, t, response)
     response.clipped[pair] = True
     response.t[pair] = t if free > 0.0 else psi

@@ -166,7 +166,7 @@ def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, T
 
 
 def fix_variables(z: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """p, side, psi and t of pairs `(K x ...)` by variable fixing (see `kernels.pairs.respond_steep`)."""
+    """p, side, psi and t of pairs `(K x ...)` by variable fixing (see `kernels.pairs.fix_all`)."""
     side, bound, mass = torch.zeros_like(z), torch.zeros_like(z), torch.ones_like(z[0])
     held, masked = side != 0, z
     for _ in range(len(z) + 1):
