@@ -49,7 +49,7 @@ def test_the_site_has_every_public_name_and_every_command(site):
     assert not {f"torchcmdp.{name}" for name in torchcmdp.__all__ if name != "__version__"} - anchors
     assert not set(COMMANDS) - anchors
     commands = (site / "reference" / "commands.html").read_text()
-    for option in importlib.import_module(COMMANDS[MAIN_JOB].module).Options.__dataclass_fields__:
+    for option in importlib.import_module(f"train.{MAIN_JOB}").Options.__dataclass_fields__:
         assert f"--{option.replace('_', '-')}" in commands, option
 
 
