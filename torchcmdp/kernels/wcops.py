@@ -300,13 +300,14 @@ def spare(geometry, scale, state):
 def refer(geometry, settings, share, state):
     """target <- ln of the reference: qhat_t, with its share of the uniform occupancy."""
     first, actions = geometry.first, geometry.actions
+    kept, given = math.log1p(-share), math.log(share) if share > 0.0 else -math.inf
     for k in range(first.shape[0] - 1):
         begin, end = geometry.row[first[k] * actions], geometry.row[first[k + 1] * actions]
-        uniform = math.log(1.0 / (end - begin))
+        other = given + math.log(1.0 / (end - begin))
         for e in range(begin, end):
             found = state.log_occupancy[e]
             if settings.shared == 1:
-                mine, other = math.log1p(-share) + found, math.log(share) + uniform if share > 0.0 else -math.inf
+                mine = kept + found
                 found = max(mine, other) + math.log1p(math.exp(-abs(mine - other)))
             state.target[e] = max(found, settings.target_floor)
 
