@@ -10,35 +10,32 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchcmdp.kernels import costs as beliefs
 from torchcmdp.kernels.confidence import KernelSet, Room, confidence_row, empty_room, kernel_set, upper_occupancy_visited
+from torchcmdp.kernels.costs import DRIFT_TAG, MARGIN_TAG, move_beliefs, revise, ring, spare, surprises
 from torchcmdp.kernels.empirical import move_visits
 from torchcmdp.kernels.estimation import (
     bonus,
-    cumulative_surprise,
     empirical_threshold,
     excess,
     hopeful_loss,
-    learning_rate,
     loss_correction,
     loss_estimate,
     optimistic_cost,
     prior_cost,
-    squared_error,
     step_uncertainty,
-    update_cost_estimate,
     violation_threshold,
 )
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.metrics import solver_tags, tell_solver
 from torchcmdp.kernels.occupancy import policy_of_log
 from torchcmdp.kernels.options import formula, kernel
-from torchcmdp.kernels.padding import move, move_each
+from torchcmdp.kernels.padding import move
 from torchcmdp.kernels.projection import ELASTIC, Limits
 from torchcmdp.kernels.solver import project_at
 from torchcmdp.kernels.work import Work, workspace
 
 TAGS = (*solver_tags("elastic"), "Learner/gamma_active", "Learner/max_beta")
-MARGIN_TAG, DRIFT_TAG = "Learner/standard_error", "Learner/drift_alarms"
 
 
 class Settings(NamedTuple):
@@ -112,7 +109,7 @@ class Buffers(NamedTuple):
 
 
 # The axes of buffers that not every learner has.
-AXES = {"path_violation": 2, "uncertainty": 1, "loss_sum": 2, "samples": 2, "surprises": 2, "low_end": 3}
+AXES = {**beliefs.AXES, "loss_sum": 2}
 
 
 def tags(settings: Settings) -> tuple[str, ...]:
@@ -165,15 +162,9 @@ def carry(geometry, settings, run, buffers, state, back):
     """A run's state from the buffers, or `back` into them."""
     move_visits(geometry, run, buffers, state, back)
     move(geometry.entry_at, buffers.log_occupancy, run, state.log_occupancy, back)
-    move_each(geometry.pair_at, buffers.cost_estimate, run, state.cost_estimate, back)
-    if settings.prior == 1:
-        move_each(geometry.pair_at, buffers.low_end, run, state.low_end, back)
+    move_beliefs(geometry, settings, run, buffers, state, back)
     if settings.robust == 1:
         move(geometry.pair_at, buffers.loss_sum, run, state.loss_sum, back)
-    if settings.drift == 1:
-        move(geometry.pair_at, buffers.samples, run, state.samples, back)
-    elif not back:  # every visit is a sample
-        move(geometry.pair_at, buffers.visits, run, state.samples, back)
 
 
 @kernel
@@ -232,44 +223,8 @@ def estimate_costs(settings, hyper, run, episode, steps, buffers, state):
         if settings.prior == 0:
             gamma_excess = excess(buffers.path_violation[run, i], threshold, hyper.threshold_scale[run], hyper.cap_scale[run])
         state.gamma_excess[i] = gamma_excess
-        for k in range(steps.pairs.shape[0]):
-            p = steps.pairs[k]
-            rate = learning_rate(gamma_excess, state.samples[p])
-            state.cost_estimate[i, p] = update_cost_estimate(state.cost_estimate[i, p], rate, steps.costs[k, i])
-            largest = max(largest, rate)
+        largest = max(largest, revise(gamma_excess, i, steps, state))
     return largest
-
-
-@formula
-def surprises(steps, state):
-    """D_i, the costs of the path beyond what the estimates said, at the pairs seen before; the episode is not counted yet."""
-    for i in range(state.surprise.shape[0]):
-        total = 0.0
-        for k in range(steps.pairs.shape[0]):
-            p = steps.pairs[k]
-            if state.samples[p] > 0.0:
-                total += steps.costs[k, i] - state.cost_estimate[i, p]
-        state.surprise[i] = total
-
-
-@formula
-def forget(geometry, settings, hyper, run, buffers, state):
-    """The drift test; where it rings, every pair keeps `memory` samples at most. Returns in how many constraints it rang."""
-    rung = 0
-    for i in range(state.surprise.shape[0]):
-        above = cumulative_surprise(buffers.surprises[run, 2 * i], state.surprise[i], settings.slack)
-        below = cumulative_surprise(buffers.surprises[run, 2 * i + 1], -state.surprise[i], settings.slack)
-        if above > settings.height or below > settings.height:
-            rung += 1
-            above = 0.0
-            below = 0.0
-        buffers.surprises[run, 2 * i] = above
-        buffers.surprises[run, 2 * i + 1] = below
-    if rung > 0:
-        for p in range(state.samples.shape[0]):
-            state.samples[p] = min(state.samples[p], settings.memory)
-            follow(geometry, settings, hyper, run, p, state)
-    return rung
 
 
 @formula
@@ -279,21 +234,6 @@ def pair_masses(geometry, log_occupancy, masses):
         masses[p] = 0.0
         for e in range(geometry.row[p], geometry.row[p + 1]):
             masses[p] += math.exp(log_occupancy[e])
-
-
-@formula
-def spare(geometry, scale, state):
-    """margined <- the costs with `scale` standard errors of what the occupancy costs spread over them; returns the largest."""
-    layers, largest = geometry.first.shape[0] - 1, 0.0
-    for i in range(state.costs.shape[0]):
-        square = 0.0
-        for p in range(state.samples.shape[0]):
-            square += squared_error(state.masses[p], state.cost_estimate[i, p], state.samples[p])
-        error = min(math.sqrt(square), 1.0)
-        largest = max(largest, error)
-        for p in range(state.samples.shape[0]):
-            state.margined[i, p] = state.costs[i, p] + scale * error / layers
-    return largest
 
 
 @formula
@@ -358,11 +298,14 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     largest = estimate_costs(settings, hyper, run, episode, steps, buffers, state)
     for k in range(steps.pairs.shape[0]):
         follow(geometry, settings, hyper, run, steps.pairs[k], state)
-    rung = forget(geometry, settings, hyper, run, buffers, state) if settings.drift == 1 else 0
+    rung = ring(settings, run, buffers, state) if settings.drift == 1 else 0
+    if rung > 0:
+        for p in range(state.samples.shape[0]):
+            follow(geometry, settings, hyper, run, p, state)
     costs, error = state.costs, 0.0
     if settings.margin == 1:
         pair_masses(geometry, state.log_occupancy, state.masses)
-        error = spare(geometry, hyper.margin[run], state)
+        error = spare(geometry, hyper.margin[run], state.masses, state)
         costs = state.margined
     status, iterations, residual, _ = project_at(
         settings.solver, geometry, state.target, state.kernels.lower, state.kernels.upper, costs, settings.limits, state.work,

@@ -106,9 +106,8 @@ def _solver_compiled(solver: Any, device: torch.device, gpu: bool) -> bool:
 def _formulas_compiled(learner: Any) -> bool:
     """Whether what it believes of costs and rewards is among what the kernels of its class know."""
     costs = getattr(learner, "costs", None)
-    if costs is None:
-        return getattr(learner, "rewards", None) != "prior"
-    return "loss" in learner.choices and type(costs) in (PaperCosts, PriorCosts)
+    weighted = "loss" in learner.choices  # kernels know the paper's weights where the paper has them
+    return costs is None or type(costs) is PriorCosts or (weighted and type(costs) is PaperCosts)
 
 
 def is_original(owner: Any, *names: str) -> bool:
@@ -240,6 +239,21 @@ def _settings(learner: Any, face: Face) -> Any:
 _settings_of: WeakKeyDictionary[Learner, tuple[Any, Any]] = WeakKeyDictionary()
 
 
+def _belief_settings(learner: Any) -> dict[str, Any]:
+    """What kernels need to know of a cost model, or that there is none."""
+    costs = learner.costs
+    drift = (None if costs is None else costs.drift) or Drift()
+    unit = drift.unit(learner.layout)
+    return {
+        "prior": int(isinstance(costs, PriorCosts)),
+        "margin": int(costs is not None and costs.margin is not None),
+        "drift": int(costs is not None and costs.drift is not None),
+        "slack": float(drift.slack * unit),
+        "height": float(drift.height * unit),
+        "memory": float(drift.memory),
+    }
+
+
 def _wcops_settings(learner: Any) -> Any:
     from torchcmdp.kernels.projection import Limits
     from torchcmdp.kernels.solver import projection_address
@@ -248,19 +262,13 @@ def _wcops_settings(learner: Any) -> Any:
 
     layout, m, made_for = learner.layout, learner.constraints, learner.made_for
     factor, logarithm = luck_terms(layout, m, **made_for)
-    solver, costs, drift = learner.solver, learner.costs, learner.costs.drift or Drift()
-    unit = drift.unit(layout)
+    solver = learner.solver
     return Settings(
         kind=CONFIDENCE_KINDS.index(learner.confidence),
         empirical=int(learner.violation_threshold == "empirical"),
-        prior=int(isinstance(costs, PriorCosts)),
-        margin=int(costs.margin is not None),
-        drift=int(costs.drift is not None),
+        **_belief_settings(learner),
         robust=int(learner.loss == "doubly-robust"),
         shared=int(learner.share is not None),
-        slack=float(drift.slack * unit),
-        height=float(drift.height * unit),
-        memory=float(drift.memory),
         iota=transition_log_term(layout, **made_for),
         bonus_logarithm=bonus_log_term(layout, m, **made_for),
         threshold_constant=float(violation_threshold(1, layout, m, **made_for)),
@@ -299,7 +307,8 @@ def _opt_cmdp_settings(learner: Any) -> Any:
     greedy, most = int(type(learner) is Greedy), int(learner.solver.max_iterations)
     ends: dict[str, Any] = {name: _array(getattr(learner, name), torch.float64) for name in ("cost_low", "reward_high")}
     ends = {name: end.reshape(*end.shape[:-3], math.prod(end.shape[-3:])) for name, end in ends.items()}  # costs may be none
-    return Settings(**_empirical_settings(learner), greedy=greedy, max_iterations=most, **ends)
+    own = {"greedy": greedy, "hopeful": int(learner.rewards == "prior"), "max_iterations": most}
+    return Settings(**_empirical_settings(learner), **_belief_settings(learner), **own, **ends)
 
 
 def _pdbps_settings(learner: Any) -> Any:
