@@ -266,11 +266,15 @@ def save(path: str | PathLike[str], figure: Figure) -> None:
     check_kind("path", path, str | PathLike, "the name of a file, such as regret.png")
     files = [Path(path)]
     files += [files[0].with_suffix(VECTOR)] if files[0].suffix.lower() == ".png" else []
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        # laid out once, and by itself: matplotlib would draw all of it once more for that, and again for every file
+        engine.execute(figure)
+        figure.set_layout_engine(None)
     try:
         with rc_context({"pdf.fonttype": 42}):  # letters stay letters
             for file in files:
                 # the same figure is the same file, whenever it was made
                 figure.savefig(file, metadata={"CreationDate": None} if file.suffix == VECTOR else None)
-                figure.set_layout_engine(None)  # what was laid out once stays: to draw it once more for that takes half of the time
     except (OSError, ValueError) as error:
         raise InvalidInput(f"the figure cannot be written to {path}: {error}.") from error
