@@ -157,6 +157,16 @@ def test_ctrl_c_finishes_the_episode_and_can_be_resumed(tmp_path, at):
     assert (tmp_path / "part" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
 
 
+def test_a_signal_with_the_last_episode_is_for_whoever_plays_the_next_run(tmp_path):
+    """It has nothing left to stop here; lost, it would leave a program of many runs playing on."""
+    whole = play(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        play(tmp_path / "late", at=int(whole.episodes[-1]), action=interrupt)
+    kept = play(tmp_path / "late")  # finished, and so only read
+    assert kept.completed
+    assert_same(kept, whole)
+
+
 def test_a_point_that_was_only_for_the_interruption_is_forgotten(tmp_path):
     play(tmp_path, at=2, action=interrupt)
     assert [row["episode"] for row in table(tmp_path)] == ["2"]

@@ -39,9 +39,16 @@ class Job:
     folder: RunFolder | None = None  # in process 0, if there is a logdir
     _kept: int = 0  # the logging point up to which the curves are in the folder
     _warned: bool = False  # that the learner's state is not all that changes
+    _late: int | None = None  # a signal that came with the last episode, too late to stop anything here
 
     def carry_out(self) -> RunResult:
-        """Resume, play what is left, finish."""
+        """Resume, play what is left, finish; a signal that came too late for this run is for whoever plays the next one."""
+        result = self._carry_out()
+        if self._late is not None:
+            signal.raise_signal(self._late)
+        return result
+
+    def _carry_out(self) -> RunResult:
         session, crew = self.session, self.session.crew
         try:
             state = crew.deal(self._open)
@@ -119,7 +126,7 @@ class Job:
             dynamic_ncols=True,
         )
         saved, meetings, stopped = time.monotonic(), _Meetings(crew, session.played), False
-        with _interruptible(patient=crew.size > 1 or parent_process() is not None) as stop, bar:
+        with _interruptible(patient=crew.size > 1 or parent_process() is not None) as heard, bar:
             while not session.completed and not stopped:
                 episodes = session.advance(min(session.until_due, self._until_saved(), meetings.until_next(session.played)))
                 bar.update(episodes)
@@ -128,13 +135,14 @@ class Job:
                 if session.due:
                     self._log(bar)
                 late = time.monotonic() - saved >= options.checkpoint_every
-                stopped, save = meetings.hold(session.played, stop.is_set(), late)
+                stopped, save = meetings.hold(session.played, bool(heard), late)
                 save = save or (options.checkpoint_episodes is not None and session.played % options.checkpoint_episodes == 0)
                 if (save or stopped) and not session.completed:
                     self._save()
                     saved = time.monotonic()
             if not session.due:
                 self._log(bar)
+        self._late = heard[0] if heard and session.completed else None
 
     def _until_saved(self) -> int:
         """Episodes until a checkpoint that is due by their number."""
@@ -195,28 +203,28 @@ class _Meetings:
 
 
 @contextmanager
-def _interruptible(*, patient: bool) -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into a request to stop after the episode, so that no state is saved half-updated.
+def _interruptible(*, patient: bool) -> Iterator[list[int]]:
+    """Turn Ctrl-C and SIGTERM into a request to stop after the episode, so that no state is saved half-updated: those heard so far.
 
     A second one of a kind has its usual effect, unless `patient`: torchrun and whoever else has started this process may send what
     it has received already, with its whole group.
     """
-    stop = threading.Event()
+    heard: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
-        yield stop
+        yield heard
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
     def request(number: int, frame: Any) -> None:
-        stop.set()
+        heard.append(number)
         if not patient:
             signal.signal(number, usual[number])
 
     for number in previous:
         signal.signal(number, request)
     try:
-        yield stop
+        yield heard
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
