@@ -34,7 +34,8 @@ LEARNERS: dict[str, tuple[type[tc.Learner], dict[str, Any]]] = {
         for kind in ("entrywise", "l1", "bernstein", "efroni", "luo")
     },
     "opt-cmdp, prior, margin, drift": (
-        tc.OptCMDP, {"costs": PriorCosts(margin=0.7, drift=RINGS), "rewards": "prior", "radius_scale": 0.01},
+        tc.OptCMDP,
+        {"costs": PriorCosts(margin=0.7, drift=RINGS), "rewards": "prior", "radius_scale": 0.01},
     ),
     "opt-cmdp, prior": (tc.OptCMDP, {"costs": PriorCosts(), "bonus_scale": 0.05, "radius_scale": 0.05}),
     "greedy": (tc.Greedy, {}),

@@ -121,8 +121,8 @@ def test_both_engines_measure_the_same_for_long_up_to_what_rounding_does(learner
 @pytest.mark.parametrize("process", ["bernoulli", "adversary", "recorders"])
 @pytest.mark.parametrize(
     "learner",
-    ["wc-ops", "wc-ops, prior, margin, drift", "uob-reps", "opt-primal-dual", "pdb-ps", "opt-cmdp", "opt-cmdp, prior, margin, drift",
-     "greedy"],
+    ["wc-ops", "wc-ops, prior, margin, drift", "uob-reps", "opt-primal-dual", "pdb-ps", "opt-cmdp",
+     "opt-cmdp, prior, margin, drift", "greedy"],
 )  # fmt: skip
 def test_blocks_leave_what_their_episodes_would_leave_one_at_a_time(learner: str, process: str) -> None:
     """State dictionaries of learner, simulator, tracker and diagnostics, to the bit, however the episodes are cut into blocks."""

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[1]
@@ -23,8 +24,36 @@ def test_the_wheel_has_the_library_and_the_programs_and_nothing_that_clashes():
     files = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     assert {f"torchcmdp/{name}" for name in sources("torchcmdp")} | {"torchcmdp/py.typed"} <= files
     assert {f"{PROGRAMS}/{name}" for name in sources("train")} <= files
-    assert {name.partition("/")[0] for name in files} == {"torchcmdp", PROGRAMS}
+    assert {name.partition("/")[0] for name in files} == {"torchcmdp", PROGRAMS, "_torchcmdp_announce.py", "torchcmdp.pth"}
     assert importlib.util.find_spec(PROGRAMS) is None  # a clone has them in train/, and no copy that grows old
+
+
+@pytest.mark.parametrize("before", ["import gymnasium", "import torchcmdp, gymnasium", "import gymnasium, torchcmdp"])
+def test_gymnasium_knows_our_ids_where_a_wheel_is_installed(tmp_path, before):
+    """And has not imported us for it. Laid out as the wheel's files are."""
+    forced = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    for source, name in forced.items():
+        (tmp_path / name).symlink_to(ROOT / source)
+    alone = before == "import gymnasium"
+    code = f"import site, sys; site.addsitedir({str(tmp_path)!r})\n{before}\n"
+    code += f"assert ('torchcmdp' in sys.modules) != {alone}\n"
+    code += "ours = [env_id for env_id in gymnasium.registry if env_id.startswith('torchcmdp')]\n"
+    code += "print(ours, gymnasium.make('torchcmdp/TwoPath-v0').unwrapped.constraints)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "['torchcmdp/TwoPath-v0', 'torchcmdp/Random-v0'] 1", done.stderr
+
+
+def test_somebody_elses_old_gymnasium_is_left_alone(tmp_path):
+    """What it cannot register it is not asked to, and its import goes on."""
+    place = tmp_path / "gymnasium" / "envs"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text("")
+    (place.parent / "__init__.py").write_text("from gymnasium.envs import registration")
+    (place / "registration.py").write_text("registry = {}\ndef register(id, entry_point): registry[id] = entry_point")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom torchcmdp.adapters import announce\n"
+    code += "import gymnasium; print(gymnasium.__file__, gymnasium.registration.registry)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == f"{place.parent / '__init__.py'} {{}}", done.stderr
 
 
 def test_programs_import_each_other_by_no_name_of_their_own():

@@ -7,11 +7,10 @@ Stochastic and Adversarial Constraints" (arXiv:2509.20114).
 from __future__ import annotations
 
 import importlib
-import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from torchcmdp import problems
+from torchcmdp import adapters, problems
 from torchcmdp.baselines import Baseline, Mixture, baseline
 from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
 from torchcmdp.costs import CostModel, Drift, MeanCosts, PaperCosts, PriorCosts
@@ -78,12 +77,7 @@ __all__ += ["adapters", "nn", "testing", "tuning"]
 __all__ += ["InvalidInput", "RunFolderError", "TorchCMDPError"]
 
 # Loaded when first used: the layer alone brings in all of torch's compiler, which takes as long as torch itself.
-_LAZY = ("adapters", "nn", "testing", "tuning")
-
-
-# Gymnasium 1 reads no entry points: in `gymnasium.make("torchcmdp:torchcmdp/TwoPath-v0")` it imports what stands before the colon.
-if sys.modules.get("gymnasium") is not None:
-    importlib.import_module(f"{__name__}.adapters.gymnasium")
+_LAZY = ("nn", "testing", "tuning")
 
 
 def __getattr__(name: str) -> ModuleType:

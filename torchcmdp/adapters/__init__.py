@@ -8,9 +8,12 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from torchcmdp.adapters.announce import announce
 from torchcmdp.errors import MissingExtra, require
 
 __all__ = ["MissingExtra", "require"]
+
+announce()
 
 _ADAPTERS = ("gymnasium", "omnisafe", "sb3", "tabular", "torchrl")
 

@@ -286,8 +286,3 @@ def random(
 ) -> CMDPEnv | CMDPVectorEnv:
     """torchcmdp/Random-v0: `random_cmdp` with seed `instance` and Bernoulli feedback; further options are those of `CMDPEnv`."""
     return _env(random_cmdp(widths, actions, constraints, instance), num_envs, options)
-
-
-for _name, _function in (("TwoPath", "two_path"), ("Random", "random")):
-    _entry = f"{__name__}:{_function}"
-    gym.register(f"torchcmdp/{_name}-v0", entry_point=_entry, vector_entry_point=_entry)

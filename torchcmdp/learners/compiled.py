@@ -307,7 +307,7 @@ def _opt_cmdp_settings(learner: Any) -> Any:
     greedy, most = int(type(learner) is Greedy), int(learner.solver.max_iterations)
     ends: dict[str, Any] = {name: _array(getattr(learner, name), torch.float64) for name in ("cost_low", "reward_high")}
     ends = {name: end.reshape(*end.shape[:-3], math.prod(end.shape[-3:])) for name, end in ends.items()}  # costs may be none
-    own = {"greedy": greedy, "hopeful": int(learner.rewards == "prior"), "max_iterations": most}
+    own: dict[str, Any] = {"greedy": greedy, "hopeful": int(learner.rewards == "prior"), "max_iterations": most}
     return Settings(**_empirical_settings(learner), **_belief_settings(learner), **own, **ends)
 
 
