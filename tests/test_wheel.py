@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,27 +23,68 @@ def sources(folder: str) -> set[str]:
     return {str(path.relative_to(ROOT / folder)) for path in (ROOT / folder).rglob("*.py")}
 
 
-def test_the_wheel_has_the_library_and_the_programs_and_nothing_that_clashes():
-    files = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert {f"torchcmdp/{name}" for name in sources("torchcmdp")} | {"torchcmdp/py.typed"} <= files
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with what a wheel holds: built, since what a builder lists before it builds is not what it packs."""
+    place = tmp_path_factory.mktemp("wheel")
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(place), versions=["standard"])
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place / "site")
+    return place / "site"
+
+
+def started(place: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Python, started where this folder is installed, and none of the environment's own .pth files are read."""
+    paths = os.pathsep.join([str(place), sysconfig.get_path("purelib")])
+    code = f"import site; site.addsitedir({str(place)!r})\n{code}"
+    command = [sys.executable, "-S", "-W", "error", "-c", code]
+    return subprocess.run(command, cwd=place, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+
+
+def test_the_wheel_has_the_library_and_the_programs_and_nothing_that_clashes(installed):
+    files = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
+    moved = "torchcmdp/adapters/announce.py"
+    assert {f"torchcmdp/{name}" for name in sources("torchcmdp")} - {moved} | {"torchcmdp/py.typed"} <= files
     assert {f"{PROGRAMS}/{name}" for name in sources("train")} <= files
-    assert {name.partition("/")[0] for name in files} == {"torchcmdp", PROGRAMS, "_torchcmdp_announce.py", "torchcmdp.pth"}
+    tops = {name.partition("/")[0] for name in files if ".dist-info/" not in name}
+    assert tops == {"torchcmdp", PROGRAMS, "_torchcmdp_announce.py", "torchcmdp.pth"}
     assert importlib.util.find_spec(PROGRAMS) is None  # a clone has them in train/, and no copy that grows old
 
 
 @pytest.mark.parametrize("before", ["import gymnasium", "import torchcmdp, gymnasium", "import gymnasium, torchcmdp"])
-def test_gymnasium_knows_our_ids_where_a_wheel_is_installed(tmp_path, before):
-    """And has not imported us for it. Laid out as the wheel's files are."""
-    forced = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    for source, name in forced.items():
-        (tmp_path / name).symlink_to(ROOT / source)
+def test_gymnasium_knows_our_ids_where_a_wheel_is_installed(installed, before):
+    """And has not imported us for it."""
     alone = before == "import gymnasium"
-    code = f"import site, sys; site.addsitedir({str(tmp_path)!r})\n{before}\n"
-    code += f"assert ('torchcmdp' in sys.modules) != {alone}\n"
+    code = f"import sys\n{before}\nassert ('torchcmdp' in sys.modules) != {alone}\n"
     code += "ours = [env_id for env_id in gymnasium.registry if env_id.startswith('torchcmdp')]\n"
-    code += "print(ours, gymnasium.make('torchcmdp/TwoPath-v0').unwrapped.constraints)"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == "['torchcmdp/TwoPath-v0', 'torchcmdp/Random-v0'] 1", done.stderr
+    code += "print(ours, gymnasium.make('torchcmdp/TwoPath-v0').unwrapped.constraints, sys.modules['torchcmdp'].__file__)"
+    done = started(installed, code)
+    expected = f"['torchcmdp/TwoPath-v0', 'torchcmdp/Random-v0'] 1 {installed / 'torchcmdp' / '__init__.py'}"
+    assert done.stdout.strip() == expected, done.stderr
+
+
+AGAIN = "[sys.modules.pop(name) for name in list(sys.modules) if name.partition('.')[0] == 'gymnasium']; import gymnasium"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import gymnasium, importlib; importlib.reload(gymnasium.envs.registration)",
+        f"import gymnasium; {AGAIN}",
+    ],
+)
+def test_our_ids_stay_known(installed, before):
+    """Gymnasium run again, or imported a second time."""
+    done = started(installed, f"import sys\n{before}\nprint('torchcmdp/TwoPath-v0' in gymnasium.envs.registration.registry)")
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize("broken", ["raise ModuleNotFoundError", "def announce(: pass", "def announce(): 1 / 0"])
+def test_a_damaged_installation_is_no_noise_at_every_start_of_python(installed, tmp_path, broken):
+    (tmp_path / "torchcmdp.pth").write_bytes((installed / "torchcmdp.pth").read_bytes())
+    (tmp_path / "_torchcmdp_announce.py").write_text(broken)
+    done = started(tmp_path, "import gymnasium; print(sorted(gymnasium.registry)[0])")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
 
 
 def test_somebody_elses_old_gymnasium_is_left_alone(tmp_path):

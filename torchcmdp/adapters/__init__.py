@@ -8,8 +8,12 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from torchcmdp.adapters.announce import announce
 from torchcmdp.errors import MissingExtra, require
+
+try:
+    from torchcmdp.adapters.announce import announce
+except ModuleNotFoundError:  # a wheel has that file beside the package, and only there
+    from _torchcmdp_announce import announce  # type: ignore[no-redef]
 
 __all__ = ["MissingExtra", "require"]
 
