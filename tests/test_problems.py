@@ -134,6 +134,37 @@ def test_time_varying_tables_agree_with_stationary_ones_and_differ_where_they_do
     assert (late.rewards[0, 0] == late.rewards[0, 0, 0]).all() and late.rewards[1].std() > 0
 
 
+def best_return(P, R, mask) -> float:
+    """By backward induction from state 0, of tables by step and successor, `(H x N x A x N)`."""
+    value = np.zeros(P.shape[-1])
+    for k in reversed(range(len(P))):
+        value = np.where(mask[k], (P[k] * (R[k] + value)).sum(-1), -np.inf).max(-1)
+    return float(value[0])
+
+
+@pytest.mark.parametrize("by_step", [(), ("P",), ("mask",), ("R",), ("P", "mask"), ("R", "mask"), ("P", "R", "mask")])
+@pytest.mark.parametrize("successors", [False, True])
+def test_each_table_may_change_with_the_step_or_not(by_step, successors) -> None:
+    """And rewards and costs may depend on the successor besides: it is the problem of the tables that say all."""
+    H, tables, rng = 4, given(3), np.random.default_rng(6)
+    tables["R"] = rng.normal(size=(5, 3, 5)) if successors else tables["R"]
+    whole = {name: np.stack([tables[name]] * H) for name in ("P", "R", "mask")}
+    if "P" in by_step:
+        whole["P"] = rng.dirichlet(np.full(5, 0.5), (H, 5, 3))
+    if "R" in by_step:
+        whole["R"] = whole["R"] * 9.0 ** np.arange(H).reshape(-1, *[1] * tables["R"].ndim)
+    if "mask" in by_step:
+        whole["mask"][0] = np.arange(3) == 0  # and what pays most may come later alone
+    said = {name: whole[name] if name in by_step else tables[name] for name in whole}
+    R = whole["R"] if successors else np.repeat(whole["R"][..., None], 5, -1)
+    found = from_arrays(**said, C=said["R"][None], horizon=H, budget=9e9)
+    full = from_arrays(whole["P"], R, R[None], mask=whole["mask"], horizon=H, budget=9e9)
+    for name in ("transitions", "rewards", "costs"):
+        torch.testing.assert_close(getattr(found, name), getattr(full, name), rtol=0, atol=1e-12)
+    optimum = float(found.units.episode_return(tc.safe_optimum(found).value))
+    assert optimum == pytest.approx(best_return(whole["P"], R, whole["mask"]), rel=1e-9)
+
+
 def as_environment(tables) -> SimpleNamespace:
     """The tables as an old Gym environment: five columns, and `isd`."""
     n, actions = tables["mask"].shape
@@ -229,6 +260,8 @@ def test_mistakes_get_a_sentence() -> None:
         "start is .*a distribution over 5": {"start": [0.5, 0.5, 0.5, 0, 0]},
         "a terminal state": {"start": 4},
         "terminal is": {"terminal": [7]},
+        "terminal is .* or their numbers below 5, each once": {"terminal": [0, 0, 0, 0, 1]},
+        "start is True": {"start": True},
         "discount is 0": {"discount": 0.0},
         "horizon is 0": {"horizon": 0},
     }.items():
@@ -239,10 +272,26 @@ def test_mistakes_get_a_sentence() -> None:
         "horizon is 3 for 'arms/4', which has no horizon": lambda: tc.problems.make("arms/4", horizon=3),
         "budget is -1 for constraint 0": lambda: tc.problems.make("dope/media", budget=-1),
         r"P has shape \(5, 0, 5\)": lambda: from_arrays(np.zeros((5, 0, 5)), np.zeros((5, 0)), horizon=2),
+        "budget is 0.5, and there are no costs": lambda: from_arrays(tables["P"], tables["R"], horizon=2, budget=0.5),
+        r"R has shape \(3, 3, 3\), which may be": lambda: from_arrays(np.ones((3, 3, 3)) / 3, np.ones((3, 3, 3)), horizon=3),
+        r"C has shape \(1, 3, 3, 3\), which may be": lambda: from_arrays(
+            np.ones((3, 3, 3)) / 3, np.ones((3, 3)), np.ones((1, 3, 3, 3)), horizon=3, budget=3
+        ),
         r"C has shape \(5, 3, 5\); expected \(N x A\)": lambda: from_arrays(tables["P"], tables["R"], tables["P"], horizon=2),
     }.items():
         with pytest.raises(tc.InvalidInput, match=words):
             call()
+
+
+def test_ends_and_tables_come_as_any_array() -> None:
+    tables = {name: given()[name] for name in ("P", "R", "C")}
+    ends = {"cost_range": [(-20.0, 20.0), (-30.0, 30.0)], "reward_range": (-40.0, 40.0)}
+    listed = from_arrays(**tables, **ends, horizon=3, budget=60)
+    for like in (np.array, torch.tensor):
+        arrays = from_arrays(**tables, **{name: like(pair) for name, pair in ends.items()}, horizon=3, budget=60)
+        assert torch.equal(arrays.costs, listed.costs) and torch.equal(arrays.units.cost_low, listed.units.cost_low)
+    sparse = from_arrays(torch.tensor(tables.pop("P")).to_sparse(), **tables, horizon=3, budget=60)
+    assert torch.equal(sparse.transitions, listed.transitions)
 
 
 def test_rewards_by_successor_may_all_be_the_same() -> None:

@@ -198,6 +198,8 @@ def budgets_of(budget: object, constraints: int) -> Tensor:
         budgets = torch.full((), torch.nan)
     if budgets.shape not in ((), (constraints,)) or not budgets.isfinite().all():
         raise InvalidInput(f"budget is {brief(budget)}; it must be a finite number, or one for each of {constraints} costs.")
+    if not constraints and budgets.numel() and float(budgets):
+        raise InvalidInput(f"budget is {brief(budget)}, and there are no costs that it could limit; pass them, or no budget.")
     return budgets.expand(constraints).clone()
 
 
@@ -218,6 +220,7 @@ def each_range(ends: Ends | Sequence[Ends] | None, m: int) -> Sequence[Ends | No
     """One range for every constraint."""
     if ends is None:
         return [None] * m
+    ends = ends.tolist() if isinstance(ends, Tensor | np.ndarray) else ends  # type: ignore[unreachable]
     several = isinstance(ends, Sequence) and bool(ends) and isinstance(ends[0], Sequence)
     return list(ends) if several and len(ends) == m else [ends] * m  # type: ignore[arg-type,list-item]
 

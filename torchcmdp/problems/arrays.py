@@ -205,7 +205,7 @@ def _padded(table: Tensor, ends: Ends) -> Tensor:
 def _array(name: str, table: Any) -> Tensor:
     """A table on the host in its own type, or one sentence."""
     try:
-        found = torch.as_tensor(table.detach().cpu() if isinstance(table, Tensor) else np.array(table))
+        found = torch.as_tensor(table.detach().cpu().to_dense() if isinstance(table, Tensor) else np.array(table))
     except (TypeError, ValueError, RuntimeError):  # what torch says of a tensor without values is a RuntimeError too
         found = torch.zeros((), dtype=torch.complex128)
     if found.is_complex():
@@ -262,23 +262,27 @@ def _means(
     """
     values, pair = _numbers(name, table), tuple(transitions.shape[-3:-1])
     n = pair[0]
-    by_successor = {(*pair, n), (horizon, *pair, n)}
-    if tuple(values.shape) in by_successor:
-        seen = (
-            values[(transitions > 0).expand(torch.broadcast_shapes(values.shape, transitions.shape)) & allowed.unsqueeze(-1)]
-            if (values.dim() == transitions.dim())
-            else values[:, allowed if allowed.dim() == 2 else allowed[0]]
+    by_successor, by_pair = {(*pair, n), (horizon, *pair, n)}, {pair, (horizon, *pair)}
+    if tuple(values.shape) in by_successor & by_pair:
+        raise InvalidInput(
+            f"{name} has shape {shape or tuple(values.shape)}, which may be (N x A x N) and (H x N x A), since H = N = A = {n}; "
+            "give it as (H x N x A x N)."
         )
-        rows = transitions / torch.where(allowed, transitions.sum(-1), 1.0).unsqueeze(-1)  # which may miss one by `ROUNDING`
-        means = (rows * values).sum(-1).clamp(seen.min(), seen.max())
-    elif tuple(values.shape) in {pair, (horizon, *pair)}:
-        means = values
-        seen = values[allowed] if values.shape == allowed.shape else values[allowed.expand_as(values)]
+    if tuple(values.shape) in by_successor:
+        there = (transitions > 0) & allowed.unsqueeze(-1)
+        total = transitions.sum(-1)  # which may miss one by `ROUNDING`
+        usual = allowed if allowed.dim() <= total.dim() else allowed.any(0)
+        means = (transitions / torch.where(usual, total, 1.0).unsqueeze(-1) * values).sum(-1)
+    elif tuple(values.shape) in by_pair:
+        there, means = allowed, values
     else:
         raise InvalidInput(
             f"{name} has shape {shape or tuple(values.shape)}; expected (N x A) = {pair} or (N x A x N) = {(*pair, n)}, with "
             f"{horizon} steps in front where it changes{', and an axis of constraints before that' if name == 'C' else ''}."
         )
+    whole = torch.broadcast_shapes(values.shape, there.shape)
+    seen = values.expand(whole)[there.expand(whole)]
+    means = means if means is values else means.clamp(seen.min(), seen.max())
     return means, (float(seen.min()), float(seen.max()))
 
 
@@ -292,9 +296,12 @@ def _terminal(terminal: Table | None, n: int) -> Tensor:
         return found
     if found.numel() == 0:
         return ended
-    if found.is_floating_point() or found.dtype == torch.bool or found.dim() > 1 or not ((found >= 0) & (found < n)).all():
+    numbers = not (found.is_floating_point() or found.dtype == torch.bool or found.dim() > 1)
+    # a state that is named twice is rather a mask of zeros and ones
+    if not numbers or not ((found >= 0) & (found < n)).all() or len(found.unique()) < found.numel():
         raise InvalidInput(
-            f"terminal is {brief(terminal)}; it must be True at terminal states, ({n},), or their numbers below {n}."
+            f"terminal is {brief(terminal)}; it must be True at terminal states and False elsewhere, ({n},), or their numbers "
+            f"below {n}, each once."
         )
     ended[found] = True
     return ended
@@ -302,7 +309,8 @@ def _terminal(terminal: Table | None, n: int) -> Tensor:
 
 def initial_of(start: Any, n: int) -> Tensor:
     """The distribution of the first state, `(N,)`."""
-    if isinstance(start, int | np.integer) or (isinstance(start, Tensor | np.ndarray) and start.ndim == 0):
+    scalar = isinstance(start, Tensor | np.ndarray) and start.ndim == 0
+    if scalar or (isinstance(start, int | np.integer) and not isinstance(start, bool)):
         number(
             "start",
             start,  # type: ignore[arg-type]
