@@ -14,6 +14,7 @@ from gymnasium.utils.env_checker import check_env
 
 from torchcmdp import Bernoulli, InvalidInput, LayeredCMDP, OGDAdversary, Simulator, random_cmdp, stack_cmdps
 from torchcmdp.adapters.gymnasium import CMDPEnv, CMDPVectorEnv
+from torchcmdp.processes import Process
 from torchcmdp.trajectory import Trajectory
 
 
@@ -120,6 +121,38 @@ def test_runs_that_share_a_changing_process_are_reset_together(cmdp):
     env.reset(seed=0)
     with pytest.raises(InvalidInput, match="they must be reset together"):
         env.reset(options={"reset_mask": np.array([True, False])})
+
+
+class Rising(Process):
+    """Costs that leave their range in the third episode."""
+
+    def __init__(self, mean):
+        self.mean, self.episode = mean, 0
+
+    @property
+    def values(self):
+        return self.mean.sign() * 0.4 * (1 + self.episode)
+
+    def advance(self, policy):
+        self.episode += 1
+
+    def state_dict(self):
+        return {"episode": self.episode}
+
+    def load_state_dict(self, state):
+        self.episode = state["episode"]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_process_that_leaves_its_range_later_is_not_shown(cmdp, many):
+    env = CMDPVectorEnv(cmdp, 2, costs=Rising(cmdp.costs)) if many else CMDPEnv(cmdp, costs=Rising(cmdp.costs))
+    for seed in (0, 1):  # a seed begins again
+        env.reset(seed=seed)
+        with pytest.raises(InvalidInput, match="Rising gives -?1.2 in episode 2"):
+            for _ in range(20):
+                over = env.step(np.zeros(2, int) if many else 0)[2]
+                if not many and over:
+                    env.reset()
 
 
 def test_no_constraint_pays_for_another(cmdp):

@@ -14,7 +14,7 @@ from torchcmdp.cmdp import LayeredCMDP, stack_cmdps
 from torchcmdp.errors import InvalidInput
 from torchcmdp.instances import random_cmdp
 from torchcmdp.occupancy import occupancy_of, uniform_policy
-from torchcmdp.processes import Bernoulli, Fixed, Process
+from torchcmdp.processes import Bernoulli, Fixed, Process, Recorder
 from torchcmdp.sampling import draw, thresholds
 from torchcmdp.simulator import Simulator
 from torchcmdp.streams import RunStreams
@@ -287,3 +287,40 @@ def test_a_process_of_ones_own_that_leaves_the_range_gets_a_sentence(cmdp, name,
 
     with pytest.raises(InvalidInput, match=f"{name} has values outside of"):
         Simulator(cmdp, **{"rewards": Bernoulli(cmdp.rewards), "costs": Bernoulli(cmdp.costs, low=-1), name: Own()})
+
+
+class Rising(Process):
+    """Half of the true costs at first, and more with every episode; or what is seen of them."""
+
+    def __init__(self, mean: Tensor, seen: float = 1.0) -> None:
+        self.mean, self.seen, self.episode = mean, seen, 0
+
+    @property
+    def values(self) -> Tensor:
+        return self.mean.sign() * 0.4 * (1 + self.episode)
+
+    def observe(self, values: Tensor, uniforms: Tensor) -> Tensor:
+        return values * self.seen
+
+    def advance(self, policy: Tensor) -> None:
+        self.episode += 1
+
+
+@pytest.mark.parametrize(("name", "values"), [("rewards", r"1\.2"), ("costs", r"-1\.2")])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_process_that_leaves_the_range_later_gets_a_sentence_and_no_episode(cmdp, name, values, recorded) -> None:
+    own: Process = Rising(getattr(cmdp, name))
+    own = Recorder(own, episodes=9) if recorded else own
+    env = Simulator(cmdp, **{"rewards": Bernoulli(cmdp.rewards), "costs": Bernoulli(cmdp.costs, low=-1), name: own}, runs=2)
+    policy = uniform_policy(cmdp.layout)
+    env.rollout(policy), env.rollout(policy)
+    with pytest.raises(InvalidInput, match=f"{name} has values outside of .*: Rising gives {values} in episode 2"):
+        env.rollout(policy)
+    assert env.episode == 2
+
+
+def test_feedback_that_leaves_the_range_gets_a_sentence(cmdp) -> None:
+    env = Simulator(cmdp, Rising(cmdp.rewards, seen=2.0), Bernoulli(cmdp.costs, low=-1))
+    env.rollout(uniform_policy(cmdp.layout))
+    with pytest.raises(InvalidInput, match=r"rewards has feedback outside of \[0, 1\], or a NaN: Rising gives 1.6 in episode 1"):
+        env.rollout(uniform_policy(cmdp.layout))

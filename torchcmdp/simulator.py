@@ -18,7 +18,7 @@ from torchcmdp.learners.compiled import check_failures
 from torchcmdp.occupancy import checked_policy, shaped_policy
 from torchcmdp.processes import Fixed
 from torchcmdp.processes.base import check_keys
-from torchcmdp.processes.compiled import episodes_left, is_packable, pack, unpack
+from torchcmdp.processes.compiled import episodes_left, is_ours, is_packable, pack, unpack
 from torchcmdp.protocols import Axes, ProcessLike
 from torchcmdp.sampling import costs_at, draw, thresholds, values_at
 from torchcmdp.streams import ACTION, COST, NEXT_STATE, REWARD, RunStreams
@@ -94,8 +94,15 @@ class Simulator:
     def _check_values(self) -> None:
         """The values of the next episode, refused if they do not fit the CMDP."""
         pair, constraint = self.layout.pair_shape, (self.constraints, *self.layout.pair_shape)
-        self.reward_values = _checked("rewards", self.rewards, pair, self.runs, self.device)
-        self.cost_values = _checked("costs", self.costs, constraint, self.runs, self.device)
+        self.reward_values = _checked("rewards", self.rewards, pair, self.runs, self.device, self.episode)
+        self.cost_values = _checked("costs", self.costs, constraint, self.runs, self.device, self.episode)
+
+    def read_values(self) -> None:
+        """The values of the episode to be played; only a process of somebody else's can have left its range since the last one."""
+        if is_ours(self.rewards) and is_ours(self.costs):
+            self.reward_values, self.cost_values = self.rewards.values, self.costs.values
+        else:
+            self._check_values()
 
     def rollout(self, policy: Tensor) -> Trajectory:
         """Play one episode of every run, by pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs; an array will do.
@@ -115,9 +122,12 @@ class Simulator:
         uniforms = self.streams.uniform(self.episode, self.cmdp.constraints, self.cmdp.layout.layers)
         states, actions, next_states = self._play(policy, uniforms)
         pairs = (self._first_place + states) * shape[2] + actions
-        self.reward_values, self.cost_values = self.rewards.values, self.costs.values
+        self.read_values()
         rewards = self.rewards.observe(values_at(self.reward_values, pairs), uniforms[..., REWARD])
         costs = self.costs.observe(costs_at(self.cost_values, pairs), uniforms[..., COST:])
+        for name, process, seen in (("rewards", self.rewards, rewards), ("costs", self.costs, costs)):
+            if not is_ours(process):
+                _check_range(name, "feedback", process, seen, self.episode)
         self.rewards.advance(policy)
         self.costs.advance(policy)
         self.episode += 1
@@ -251,8 +261,8 @@ def _process(name: str, process: Any) -> ProcessLike:
     return process  # type: ignore[no-any-return]
 
 
-def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int, device: torch.device) -> Tensor:
-    """The values of a process, refused if they do not fit the CMDP."""
+def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int, device: torch.device, episode: int) -> Tensor:
+    """The values of a process in an episode, refused if they do not fit the CMDP."""
     values = process.values
     if tuple(values.shape) not in (shape, (runs, *shape)):
         raise InvalidInput(
@@ -260,8 +270,20 @@ def _checked(name: str, process: ProcessLike, shape: tuple[int, ...], runs: int,
         )
     if values.device != device:
         raise InvalidInput(f"{name} has values on {values.device}, but the CMDP is on {device}; both must be on one device.")
-    least = 0 if name == "rewards" else -1
-    slack = 1e-6  # rounding of float32
-    if device.type == "cpu" and not ((values >= least - slack) & (values <= 1 + slack)).all():
-        raise InvalidInput(f"{name} has values outside of [{least}, 1], or a NaN; its process must keep within that range.")
+    _check_range(name, "values", process, values, episode)
     return values
+
+
+def _check_range(name: str, what: str, process: ProcessLike, found: Tensor, episode: int) -> None:
+    """Refuse rewards out of [0, 1] and costs out of [-1, 1]; not on devices that would have to be waited for."""
+    if found.device.type != "cpu" or not found.numel():
+        return
+    least = 0 if name == "rewards" else -1
+    low, high = (float(end) for end in torch.aminmax(found.detach()))
+    slack = 1e-6  # rounding of float32
+    if not (low >= least - slack and high <= 1 + slack):  # true of NaN as well
+        kind, wrong = type(getattr(process, "process", process)).__name__, low if low < least else high
+        raise InvalidInput(
+            f"{name} has {what} outside of [{least}, 1], or a NaN: {kind} gives {wrong:g} in episode {episode}; "
+            "a process must keep within that range."
+        )

@@ -150,7 +150,7 @@ class Steps:
     ) -> None:
         check_cmdp(cmdp)
         rewards, costs = (Fixed(mean) if given is None else given for mean, given in ((cmdp.rewards, rewards), (cmdp.costs, costs)))
-        whole = Simulator(cmdp, rewards, costs, runs)  # refuses what does not fit together
+        self._whole = whole = Simulator(cmdp, rewards, costs, runs)  # refuses what does not fit together
         self.shown = Shown(cmdp, budget, constraint)
         self.cmdp, self.rewards, self.costs, self.runs, self.layout = cmdp, whole.rewards, whole.costs, runs, cmdp.layout
         self._successors = thresholds(cmdp.transitions).reshape(-1, cmdp.layout.slots)
@@ -184,6 +184,7 @@ class Steps:
         """Bring the processes back to where they were when this object was made."""
         self.rewards.load_state_dict(self._fresh[0])
         self.costs.load_state_dict(self._fresh[1])
+        self._whole.episode = 0
 
     def advance(self, states: Tensor, actions: Tensor) -> None:
         """Move the processes on to the next episode, from the states and actions of the one just played, `(runs x L)`.
@@ -197,3 +198,5 @@ class Steps:
         policy.scatter_(2, index, taken.unsqueeze(2))
         self.rewards.advance(policy)
         self.costs.advance(policy)
+        self._whole.episode += 1
+        self._whole.read_values()  # refuses those of somebody's process that has left its range

@@ -34,9 +34,14 @@ def _recorded(process: Any) -> Any:
     return process.process if type(process) is Recorder else process
 
 
+def is_ours(process: Any) -> bool:
+    """Whether the process is one of ours, no subclass, or a recorder of one: these keep within their range."""
+    return type(_recorded(process)) in _KINDS
+
+
 def is_packable(process: Any, device: torch.device) -> bool:
-    """Whether the process is one of ours, no subclass, or a recorder of one, and on this device in float64."""
-    if type(_recorded(process)) not in _KINDS:
+    """Whether the process is one of ours, and on this device in float64."""
+    if not is_ours(process):
         return False
     return process.values.device == device and process.values.dtype == torch.float64  # type: ignore[no-any-return]
 
