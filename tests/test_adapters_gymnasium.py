@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from torchcmdp import Bernoulli, InvalidInput, LayeredCMDP, OGDAdversary, Simulator, random_cmdp, stack_cmdps
+from torchcmdp import Bernoulli, Cyclic, InvalidInput, LayeredCMDP, OGDAdversary, Simulator, random_cmdp, stack_cmdps
 from torchcmdp.adapters.gymnasium import CMDPEnv, CMDPVectorEnv
 from torchcmdp.processes import Process
 from torchcmdp.trajectory import Trajectory
@@ -121,6 +121,23 @@ def test_runs_that_share_a_changing_process_are_reset_together(cmdp):
     env.reset(seed=0)
     with pytest.raises(InvalidInput, match="they must be reset together"):
         env.reset(options={"reset_mask": np.array([True, False])})
+
+
+@pytest.mark.parametrize("mode", ["next-step", "same-step", "disabled"])
+def test_feedback_that_changes_does_so_once_an_episode_whatever_resets(cmdp, mode):
+    layers, blocks = cmdp.layout.layers, [0.1 * j * cmdp.layout.pair_mask().expand_as(cmdp.costs) for j in range(3)]
+    env = CMDPVectorEnv(cmdp, 2, costs=Cyclic(blocks, 1), constraint=0, autoreset_mode=mode)
+    env.reset(seed=0)
+    seen = []
+    for _ in range(4):
+        for _ in range(layers):
+            info = env.step(np.zeros(2, int))[4]
+        seen.append(info["episode_cost"][0] / layers)
+        if mode == "next-step":
+            env.step(np.zeros(2, int))
+        elif mode == "disabled":
+            env.reset()
+    np.testing.assert_allclose(seen, [0.0, 0.1, 0.2, 0.0], atol=1e-12)
 
 
 class Rising(Process):

@@ -155,12 +155,13 @@ class Paths:
         action = torch.as_tensor(actions, dtype=torch.int64, device=where.device)
         layer = self.layer.clamp_max(self.steps.layout.layers - 1)
         state, reward, costs = self.steps.step(layer, self.state, action, self._uniforms(layer))
-        if not self.steps.stationary:
+        changing = not self.steps.stationary and bool(moving.any())  # then all runs move together, or none, to begin again
+        if changing:
             self._states.append(self.state)
             self._actions.append(action)
         self.layer, self.state = self.layer + where.to(torch.int64), torch.where(where, state, self.state)
         self.over = (self.layer == self.steps.layout.layers).numpy(force=True)
-        if self.over.all() and self._states:
+        if changing and self.over.all():
             self.steps.advance(torch.stack(self._states, 1), torch.stack(self._actions, 1))
         info = {"cost": array(self.steps.shown.cost(costs, layer)) * moving, "costs": array(costs) * moving[:, None]}
         self.sums = self.sums + info["costs"]
