@@ -229,6 +229,8 @@ def test_mistakes_get_a_sentence(cmdp):
         env.reset()
         env.step(1)
 
+    cheap = Layered(Pay(), 3, lambda move: "much", rewards=(-5, 15))  # type: ignore[arg-type, return-value]
+
     def random_start():
         taxi = Layered(gym.make("Taxi-v4"), 3, rewards=(-10.0, 20.0))
         for seed in range(9):
@@ -243,6 +245,9 @@ def test_mistakes_get_a_sentence(cmdp):
         "does not say its layout": lambda: GymnasiumSimulator(Fake),
         r"widths \(1, 2, 1\) need Discrete\(4\)": lambda: GymnasiumSimulator(Fake, layout=tc.Layout((1, 2, 1), 2), constraints=1),
         "policy has shape": lambda: simulator(cmdp).rollout(torch.ones(1)),
+        "policy is nan at layer 0": lambda: simulator(cmdp).rollout(tc.uniform_policy(cmdp.layout) * torch.nan),
+        "policy sums to 0.5 at": lambda: simulator(cmdp).rollout(tc.uniform_policy(cmdp.layout) / 2),
+        "the cost of Move.* is 'much'": lambda: (cheap.reset(), cheap.step(1)),
         "it must be Discrete": lambda: Layered(gym.make("CartPole-v1"), 3),
         "the start must be fixed": random_start,
         "rewards is .*two finite numbers": lambda: Layered(Fake(), 3, rewards=(2.0, 1.0)),

@@ -245,6 +245,15 @@ def test_safety_gymnasium_s_six_values(cmdp):
     assert costs is info["cost"] and costs[0] == cost
 
 
+@pytest.mark.parametrize("like", [int, np.int32, np.array, torch.tensor])
+def test_an_action_may_be_any_whole_number(cmdp, like):
+    """SB3's `predict` returns an array without axes, which is in the space."""
+    env, same = CMDPEnv(cmdp, **feedback(cmdp)), CMDPEnv(cmdp, **feedback(cmdp))
+    env.reset(seed=0)
+    same.reset(seed=0)
+    assert env.step(like(1))[:2] == same.step(1)[:2]
+
+
 def test_mistakes_get_a_sentence(cmdp):
     env, many = CMDPEnv(cmdp), CMDPVectorEnv(cmdp, 2)
     env.reset(seed=0)
@@ -252,7 +261,10 @@ def test_mistakes_get_a_sentence(cmdp):
     for words, call in {
         "it must be a whole number from 0 to 2": lambda: env.step(3),
         "2 whole numbers from 0 to 2": lambda: many.step(np.array([0, 3])),
+        r"action is array\(0\.\); it must be a whole number": lambda: env.step(np.array(0.0)),
+        r"action is array\(\[0\]\); it must": lambda: env.step(np.array([0])),
         "constraint is 2": lambda: CMDPEnv(cmdp, constraint=2),
+        "constraint is True": lambda: CMDPEnv(cmdp, constraint=True),
         "did you mean 'one-hot'": lambda: CMDPEnv(cmdp, observation="onehot"),
         "seed is -1": lambda: many.reset(seed=[0, -1]),
         "seed has 3 entries": lambda: many.reset(seed=[0, 1, 2]),

@@ -8,7 +8,7 @@ from helpers import matching_game
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
-from torchrl.envs import GymWrapper, RewardSum, TransformedEnv
+from torchrl.envs import ActionMask, GymWrapper, RewardSum, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
@@ -182,6 +182,31 @@ def test_everything_is_on_the_cmdp_s_device(cmdp):
     assert {entry.device.type for entry in env._step(begun).values()} == {"meta"}
 
 
+def test_masks_are_shown_and_kept():
+    """An action that a state lacks would be looked up as a pair of the padding, and one too large as a pair of another state."""
+    masked = matching_game()
+    env = TransformedEnv(TorchRLEnv(masked, runs=64, seed=0), ActionMask())
+    check_env_specs(TransformedEnv(TorchRLEnv(masked, runs=3), ActionMask()))
+    played, mask = env.rollout(masked.layout.layers), torch.tensor(masked.layout.action_mask())
+    assert torch.equal(played["action_mask"], mask[played["layer"], played["state"]])
+    assert played["action_mask"].gather(-1, played["action"].unsqueeze(-1)).all() and not played["action_mask"].all()
+    assert played["next", "action_mask"][:, -1].all()
+    begun = env.base_env.reset()
+    lacking = (~begun["action_mask"]).int().argmax(-1)
+    with pytest.raises(InvalidInput, match=f"action {lacking[0]} of run 0 does not exist in its state; .*action_mask"):
+        env.base_env.step(begun.set("action", lacking))
+
+
+def test_actions_that_there_are_not_and_steps_after_the_end_get_a_sentence(cmdp):
+    env = TorchRLEnv(cmdp, runs=2)
+    for action in (3, -1):
+        with pytest.raises(InvalidInput, match=f"action {action} of run 1 does not exist in its state; it has 3 at most"):
+            env.step(env.reset().set("action", torch.tensor([0, action])))
+    last = env.rollout(9)[:, -1]["next"].set("action", torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(InvalidInput, match="an episode is over"):
+        env.step(last)
+
+
 def test_mistakes_get_a_sentence(cmdp):
     for words, options in {
         "costs come from OGDAdversary": {"costs": OGDAdversary(cmdp.costs, sign=1, step=0.1, low=-1)},
@@ -193,3 +218,5 @@ def test_mistakes_get_a_sentence(cmdp):
             TorchRLEnv(cmdp, **options)
     with pytest.raises(InvalidInput, match="policy has shape"):
         TabularPolicy(torch.ones(2, 2), TorchRLEnv(cmdp))
+    with pytest.raises(InvalidInput, match="policy is nan at layer 0"):
+        TabularPolicy(uniform_policy(cmdp.layout) * torch.nan, TorchRLEnv(cmdp))

@@ -22,10 +22,12 @@ from torchcmdp.errors import (
     check_kind,
     check_memory,
     listed,
+    number,
     whole_number,
 )
 from torchcmdp.layout import MOST_LAYERS, Layout, check_layout
 from torchcmdp.metrics import Curves, is_unsafe
+from torchcmdp.occupancy import checked_policy
 from torchcmdp.planning import refuse_unkept
 from torchcmdp.processes.base import check_keys
 from torchcmdp.protocols import EnvironmentLike
@@ -124,7 +126,7 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
         if not self._over:
             state, reward, terminated, truncated, info = self.env.step(action)  # type: ignore[assignment]
             move = Move(self._state, int(action), int(state), float(reward), bool(terminated), info)
-            costs = np.array([float(cost(move)) for cost in self._costs])
+            costs = np.array([number(f"the cost of {move}", cost(move)) for cost in self._costs])
             self._check_ends(move, costs)
             self._state, self._over = move.next_state, terminated or truncated
         self._layer += 1
@@ -223,7 +225,7 @@ class GymnasiumSimulator:
 
     def rollout(self, policy: Tensor) -> Trajectory:
         """Play one episode of every run, by pi(a|x), `(runs x L x S x A)`, or `(L x S x A)` for all runs."""
-        self.layout.check_shape("policy", policy, kind="pair")
+        policy = checked_policy(policy, self.layout, self.runs)
         steps = thresholds(policy.detach()).expand(self.runs, *self.layout.pair_shape).numpy(force=True)
         uniforms = self.streams.uniform(self.episode, 0, self.layout.layers).numpy()
         played = [self._play(*each) for each in zip(self.envs, steps, uniforms, strict=True)]

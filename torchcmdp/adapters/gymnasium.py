@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -99,11 +100,15 @@ class CMDPEnv(_Played, gym.Env[Any, Any]):
         """Take an action."""
         if self._path.over:
             raise InvalidInput("the episode is over; call reset() before the next step.")
-        if not (isinstance(action, int | np.integer) and 0 <= action < self.layout.actions):  # the space's own check takes longer
-            raise InvalidInput(f"action is {brief(action)}; it must be a whole number from 0 to {self.layout.actions - 1}.")
+        try:  # the space's own check takes longer
+            action = index(action)
+        except TypeError:
+            action = brief(action)
+        if isinstance(action, str) or not 0 <= action < self.layout.actions:
+            raise InvalidInput(f"action is {action}; it must be a whole number from 0 to {self.layout.actions - 1}.")
         if not self._allowed[self._path.layer, self._path.state, action]:
             raise InvalidInput(f"action {action} does not exist in state {self._observation()}; action_masks() says which do.")
-        reward, cost, costs = self._path.step(int(action))
+        reward, cost, costs = self._path.step(action)
         self._cost, self._costs = self._cost + cost, self._costs + costs
         info: dict[str, Any] = {"cost": cost, "costs": costs}
         if self._path.over:

@@ -44,7 +44,7 @@ class Shown:
     """
 
     def __init__(self, cmdp: LayeredCMDP, budget: object, constraint: int | None) -> None:
-        if constraint is not None and not (isinstance(constraint, int) and 0 <= constraint < cmdp.constraints):
+        if constraint is not None and not (type(constraint) is int and 0 <= constraint < cmdp.constraints):
             words = f"it must be None for the worst, or one of the {cmdp.constraints}, counted from 0"
             raise InvalidInput(f"constraint is {brief(constraint)}; {words}.")
         self._cmdp, self.constraint, self.units, self._batch = cmdp, constraint, cmdp.units, bool(cmdp.batch_shape)

@@ -11,6 +11,7 @@ from torchcmdp.adapters import require
 from torchcmdp.adapters.steps import OBSERVATIONS, Steps
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, check_kind, choice
+from torchcmdp.occupancy import checked_policy
 from torchcmdp.processes import Process
 from torchcmdp.sampling import draw, thresholds
 from torchcmdp.streams import ACTION, RunStreams
@@ -18,7 +19,7 @@ from torchcmdp.streams import ACTION, RunStreams
 require("torchrl", "torchrl")
 
 from tensordict import TensorDict, TensorDictBase  # noqa: E402
-from torchrl.data import Categorical, Composite, OneHot, Unbounded  # noqa: E402
+from torchrl.data import Binary, Categorical, Composite, OneHot, Unbounded  # noqa: E402
 from torchrl.envs import EnvBase  # noqa: E402
 
 
@@ -32,7 +33,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
     Entries, with the runs in front: `observation` (the state's number over all layers, or that one hot), `action` (a number),
     `reward` `(runs x 1)`, `cost` `(runs x 1)`, `costs` `(runs x m)`, and `done` and `terminated` after L steps. The costs stand
     beside the reward in its spec, so that `RewardSum(in_keys=["reward", "cost"])` and the like know them. Units,
-    limits and `cost` are as in `CMDPEnv`.
+    limits and `cost` are as in `CMDPEnv`. Where states lack actions, `action_mask`, `(runs x A)` bool, is what TorchRL's
+    `ActionMask` and masked distributions ask for.
 
     Attributes:
         cost_limit: What the expected sum of `cost` over an episode may be.
@@ -72,7 +74,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
                 )
         super().__init__(device=cmdp.device, batch_size=(runs,))
         self.cmdp, self.one_hot, self.cost_limit = cmdp, one_hot, steps.shown.limit
-        self.steps = steps
+        self.steps, self._allowed = steps, cmdp.layout.pair_mask(cmdp.device)
+        self._masked = cmdp.layout.action_mask() is not None
         self._make_specs()
         self._set_seed(seed)
 
@@ -91,12 +94,15 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
             "layer": number(layout.layers + 1),
             "episode": Unbounded((runs,), dtype=torch.int64, device=device),
         }
+        if self._masked:
+            state["action_mask"] = Binary(layout.actions, shape=(runs, layout.actions), dtype=torch.bool, device=device)
         self.observation_spec = Composite(
             observation=OneHot(n, shape=(runs, n), dtype=torch.float32, device=device) if self.one_hot else number(n),
             **{name: spec.clone() for name, spec in state.items()},
             shape=(runs,),
             device=device,
         )
+        state.pop("action_mask", None)
         self.state_spec = Composite(**state, shape=(runs,), device=device)
         self.action_spec = number(layout.actions)
         self.reward_spec = Composite(reward=real(1), cost=real(1), costs=real(self.cmdp.constraints), shape=(runs,), device=device)
@@ -117,12 +123,30 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         layer, state, episode = tensordict["layer"], tensordict["state"], tensordict["episode"]
-        next_state, reward, costs = self.steps.step(layer, state, tensordict["action"], self.uniforms(tensordict))
+        action = tensordict["action"]
+        self._check(layer, state, action)
+        next_state, reward, costs = self.steps.step(layer, state, action, self.uniforms(tensordict))
         output = self._tensordict(layer + 1, next_state, episode)
         done = (layer + 1 >= self.cmdp.layout.layers).unsqueeze(-1)
         cost = self.steps.shown.cost(costs, layer)
         feedback = {"reward": reward.unsqueeze(-1), "cost": cost.unsqueeze(-1), "costs": costs}
         return output.update({**feedback, "done": done, "terminated": done.clone()})
+
+    def _check(self, layer: Tensor, state: Tensor, action: Tensor) -> None:
+        """Refuse actions that there are not, which would be looked up as another pair's; not where it would wait for the device."""
+        if action.device.type != "cpu":
+            return
+        layout = self.cmdp.layout
+        if (layer >= layout.layers).any():
+            raise InvalidInput("an episode is over; call reset() before the next step.")
+        there = (action >= 0) & (action < layout.actions)
+        there &= self._allowed[layer, state, action.clamp(0, layout.actions - 1)]
+        if not there.all():
+            j = int(there.int().argmin())
+            raise InvalidInput(
+                f"action {int(action[j])} of run {j} does not exist in its state; it has {layout.actions} at most"
+                + (', and "action_mask" says which.' if self._masked else ".")
+            )
 
     def _tensordict(self, layer: Tensor, state: Tensor, episode: Tensor) -> TensorDict:
         entries = {
@@ -131,6 +155,9 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
             "layer": layer,
             "episode": episode.clone(),
         }
+        if self._masked:  # once an episode is over, all of them
+            last = self.cmdp.layout.layers - 1
+            entries["action_mask"] = self._allowed[layer.clamp_max(last), state] | (layer > last).unsqueeze(-1)
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
@@ -150,7 +177,7 @@ class TabularPolicy(torch.nn.Module):
     def __init__(self, policy: Tensor, env: TorchRLEnv) -> None:
         super().__init__()
         check_kind("env", env, TorchRLEnv, "a TorchRLEnv")
-        env.cmdp.layout.check_shape("policy", policy, kind="pair")
+        policy = checked_policy(policy, env.cmdp.layout, env.steps.runs)
         self.env = env
         self.register_buffer("thresholds", thresholds(policy).expand(env.steps.runs, *policy.shape[-3:]))
 
