@@ -211,6 +211,13 @@ def test_without_constraints(cmdp):
     torch.testing.assert_close(layer(logits=logits).policy, logits.softmax(-1) * cmdp.layout.pair_mask())
 
 
+def test_arrays_are_taken_where_tensors_are_meant(cmdp):
+    layer, logits = made(cmdp), tempted(cmdp)
+    torch.testing.assert_close(layer(logits=logits.numpy()).policy, layer(logits=logits).policy)
+    given = layer(logits.numpy(), cmdp.costs.numpy(), transitions=cmdp.transitions.numpy())
+    torch.testing.assert_close(given.policy, layer(logits).policy)
+
+
 def test_mistakes_get_a_sentence(cmdp):
     layer, loss = made(cmdp), torch.zeros(cmdp.layout.pair_shape, dtype=torch.float64)
     bare = SafeOccupancy(cmdp.layout, cmdp.constraints)
@@ -225,6 +232,11 @@ def test_mistakes_get_a_sentence(cmdp):
         "did you mean 'newton'": lambda: made(cmdp, solver="newtom"),
         "loss, reference or eta cannot be used at instance 0": lambda: layer(loss / 0),
         "costs has shape": lambda: SafeOccupancy(cmdp.layout, 2, costs=cmdp.costs[..., :1]),
+        r"loss is \[0.0\]; it must be a torch tensor": lambda: layer([0.0]),
+        "transitions sum to 3 at layer 0, state 0, action 0": lambda: SafeOccupancy(
+            cmdp.layout, 2, transitions=3 * cmdp.transitions
+        ),
+        "transitions sum to nan at layer 0": lambda: SafeOccupancy(cmdp.layout, 2, transitions=cmdp.transitions / 0),
     }.items():
         with pytest.raises(InvalidInput, match=words):
             call()

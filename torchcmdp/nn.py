@@ -92,7 +92,22 @@ class SafeOccupancy(nn.Module):
         step = eta if isinstance(eta, Tensor) else torch.tensor(number("eta", eta), dtype=torch.float64)
         for name, tensor in {**tensors, "eta": step}.items():
             register(self, name, tensor)
+        self._check_rows()
         self._check_budget()
+
+    def _check_rows(self) -> None:
+        """Refuse transitions that are no distributions, since those that miss it by rounding are normalised."""
+        if self.transitions is None or self.transitions.device.type == "meta":
+            return
+        sums = self.transitions.detach().sum(-1)
+        # zeros are what a layer is made with that a state will be loaded into; nothing can be played with them
+        wrong = ~(((sums - 1).abs() <= 1e-3) | (sums == 0)) & self.layout.pair_mask(sums.device)
+        if wrong.any():
+            index = wrong.nonzero()[0].tolist()
+            raise InvalidInput(
+                f"transitions sum to {sums[tuple(index)].item():.6g} at layer {index[-3]}, state {index[-2]}, action {index[-1]}; "
+                "every row must sum to one."
+            )
 
     def _check_budget(self) -> None:
         """Refuse budgets that no policy keeps, alone or together, where transitions and costs are known and not trained."""
@@ -123,6 +138,8 @@ class SafeOccupancy(nn.Module):
     ) -> SafeOutput:
         """The safe occupancy and its policy.
 
+        All are tensors, or arrays.
+
         Args:
             loss: `(... x L x S x A)`; zero by default.
             costs: `(... x m x L x S x A)`.
@@ -132,6 +149,12 @@ class SafeOccupancy(nn.Module):
         """
         if loss is None and logits is None and reference is None:
             raise InvalidInput("SafeOccupancy needs a loss, logits or a reference; it got none of them.")
+        loss, costs, logits, reference, transitions, lower, upper = given = tensors_of(
+            loss, costs, logits, reference, transitions, lower, upper
+        )
+        for name, tensor in zip(("loss", "costs", "logits", "reference", "transitions", "lower", "upper"), given, strict=True):
+            if tensor is not None:
+                check_tensor(name, tensor)
         costs = self._costs(costs)
         transitions = self._normalised(self.transitions if transitions is None else transitions)
         safe_set = SafeSet(self.layout, *self._intervals(transitions, lower, upper), costs)
