@@ -218,6 +218,21 @@ def test_a_budgeted_problem_given_three_ways_is_the_same_problem_digit_for_digit
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_an_action_surely_pays_is_the_same_by_arrays_and_by_gymnasium_whatever_the_probabilities(seed) -> None:
+    tables = given(seed)
+    named = {name: tables[name] for name in ("P", "R", "mask", "start", "terminal")}
+    arrays = from_arrays(**named, C=tables["C"][:1], horizon=5, budget=9.0)
+    imported = from_gymnasium(as_environment(tables), 5, told_cost, 9.0).cmdp
+    for name in ("transitions", "rewards", "costs"):
+        assert torch.equal(getattr(imported, name), getattr(arrays, name)), name
+
+
+def test_a_cost_that_the_table_does_not_tell_gets_a_sentence() -> None:
+    with pytest.raises(tc.InvalidInput, match="P has no fifth column"):
+        from_gymnasium("FrozenLake-v1", 4, told_cost, 0.1)
+
+
 def test_frozen_lake_by_arrays_is_frozen_lake_by_gymnasium() -> None:
     import gymnasium
 

@@ -45,7 +45,7 @@ class CMDPVecEnv(VecEnv):  # type: ignore[misc]
 
     def step_async(self, actions: np.ndarray) -> None:
         """Remember the actions of the step to come."""
-        self._chosen = np.asarray(actions, np.int64)
+        self._chosen = np.asarray(actions)  # which the environment looks at
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Take them: observations, rewards, which episodes ended, and an `info` a run."""

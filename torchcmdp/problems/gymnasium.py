@@ -186,24 +186,35 @@ def _model(table: Mapping[int, Mapping[int, Any]], initial: Tensor, costs: Seque
     allowed[:n] = False
     for cost in costs:
         check_callable("cost", cost, "a function of a move, such as fell_in_a_hole, or several of them")
-    rewards, each = [0.0], [[0.0] for _ in costs]
+    rewards, each, told = [0.0], [[0.0] for _ in costs], False
     for state, choices in table.items():
         for action, outcomes in choices.items():
             allowed[state, action] = True
-            for probability, move in (_move(state, action, outcome, n) for outcome in outcomes):
+            chances, moves = zip(*(_move(state, action, outcome, n) for outcome in outcomes), strict=True)
+            for probability, move in zip(chances, moves, strict=True):
                 transitions[state, action, n if move.terminated else move.next_state] += probability
-                mean_rewards[state, action] += probability * move.reward
                 rewards.append(move.reward)
-                for i, cost in enumerate(costs):
-                    mean_costs[i, state, action] += probability * number(f"the cost of {move}", cost(move))
-            for i, seen in enumerate(each):
-                seen.append(float(mean_costs[i, state, action]))
+            told |= any(len(outcome) > 4 for outcome in outcomes)
+            mean_rewards[state, action] = _mean(chances, [move.reward for move in moves])
+            for i, cost in enumerate(costs):
+                mean = _mean(chances, [number(f"the cost of {move}", cost(move)) for move in moves])
+                mean_costs[i, state, action] = mean
+                each[i].append(mean)
+    if told_cost in costs and not told:
+        raise InvalidInput("cost is told_cost, and P has no fifth column that tells one; add it, or pass a function of the move.")
     checked_rows(transitions[:n], allowed[:n])
     transitions[n, :, n] = 1
     transitions[n + 1, :, :n] = initial
     transitions = transitions / torch.where(allowed, transitions.sum(-1), 1.0).unsqueeze(-1)
     ranges = [(min(seen), max(seen)) for seen in (rewards, *each)]
     return Model(transitions, mean_rewards, mean_costs, allowed, initial, ranges[0], ranges[1:])
+
+
+def _mean(chances: Sequence[float], values: Sequence[float]) -> float:
+    """The mean of what may follow an action, rounded to no value that cannot follow: exact where all are the same."""
+    possible = [value for chance, value in zip(chances, values, strict=True) if chance > 0] or list(values)
+    mean = sum(chance * value for chance, value in zip(chances, values, strict=True))
+    return min(max(mean, min(possible)), max(possible))
 
 
 def _move(state: int, action: int, outcome: Sequence[Any], states: int) -> tuple[float, Move]:
