@@ -11,7 +11,7 @@ from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
-from torchcmdp import Bernoulli, LayeredCMDP, evaluate
+from torchcmdp import Bernoulli, InvalidInput, LayeredCMDP, evaluate
 from torchcmdp.adapters.gymnasium import CMDPEnv
 from torchcmdp.adapters.sb3 import CMDPVecEnv
 
@@ -92,3 +92,10 @@ def test_algorithms_learn_what_pays_and_are_told_the_cost(algorithm):
     assert before < 2 and earned() > 3.3
     assert len(callback.seen) == steps and set(callback.seen) == {0.0, 2.0}
     assert len(callback.episodes) == steps // cmdp.layout.layers and sum(callback.episodes) == sum(callback.seen)
+
+
+def test_actions_that_are_no_whole_numbers_get_a_sentence(cmdp):
+    env = CMDPVecEnv(cmdp, 2)
+    env.reset()
+    with pytest.raises(InvalidInput, match="actions must be 2 whole numbers"):
+        env.step(np.array([0.7, 0.7]))
