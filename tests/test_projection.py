@@ -51,6 +51,19 @@ def test_agrees_with_clarabel(widths: tuple[int, ...], actions: int, m: int, bac
         assert torch.allclose(result.occupancy[j], expected, atol=2e-6), (j, result.status[j])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_into_which_nothing_flows_is_no_reason_to_go_on(backend: str) -> None:
+    """What leaves it shrinks by a factor of e a step, so that to wait until it vanishes would take hundreds of steps."""
+    layout = Layout((1, 3, 1), 1)
+    upper = layout.transition_mask().double()
+    upper[0, 0, 0, 0] = 0.0
+    safe_set = SafeSet(layout, torch.zeros_like(upper), upper, torch.zeros(0, *layout.pair_shape, dtype=torch.float64))
+    loss = torch.zeros(layout.pair_shape, dtype=torch.float64)
+    result = project(loss, uniform_occupancy(layout), safe_set, 1.0, solver=Newton(backend=backend))
+    torch.testing.assert_close(result.occupancy[0, 0, 0], torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64))
+    assert result.status == SOLVED and result.iterations < 50
+
+
 def test_the_two_backends_agree() -> None:
     for widths, actions, m in SIZES:
         loss, reference, safe_set = random_instances(widths, actions, m, batch=40, seed=3, severity=0.4)

@@ -17,6 +17,8 @@ from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler import Compiler, Flags
 
+from torchcmdp.kernels import indexing  # noqa: F401  # for what it does to the compiler
+
 # No "nnan"/"ninf": -inf is a legal logarithm here.
 FASTMATH = {"contract", "reassoc", "nsz"}
 
@@ -192,7 +194,8 @@ class _EntryCompiler(_Compiler):
                 if not linked.is_declaration and linked.linkage == Linkage.linkonce_odr:
                     linked.linkage = Linkage.internal
             # once: Numba's first round is for reference counts, which kernels do not have
-            passes, builder = library._codegen._module_pass_manager()
+            # and loops here are a few steps long: to vectorise them makes code, not speed
+            passes, builder = library._codegen._module_pass_manager(loop_vectorize=False)
             passes.run(library._final_module, builder)
 
         library._optimize_final_module = privately

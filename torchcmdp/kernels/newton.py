@@ -49,9 +49,10 @@ def full(lam, cap):
 
 @compiled
 def kkt_residual(response, used, lam, cap):
-    """The largest flow residual (absolute), the same relative to each state's throughput, and the safety residual.
+    """The largest flow residual (absolute), the same relative to the throughput of states into which anything flows, and the safety
+    residual.
 
-    At the cap, the constraints with a multiplier share the largest violation.
+    What leaves a state into which nothing can flow shrinks by a factor of e a step, and would take hundreds of them to vanish. At the cap, the constraints with a multiplier share the largest violation.
     """
     inflow, outflow = response.inflow, response.outflow
     flow = 0.0
@@ -59,7 +60,7 @@ def kkt_residual(response, used, lam, cap):
     for j in range(inflow.shape[0] - 1):
         difference = abs(inflow[j] - outflow[j])
         flow = max(flow, difference)
-        if inflow[j] + outflow[j] > 1e-250:
+        if inflow[j] > 1e-250:
             relative = max(relative, difference / (inflow[j] + outflow[j]))
     level = 0.0
     if full(lam, cap):

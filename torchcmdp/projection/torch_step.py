@@ -16,10 +16,10 @@ def is_full(lam: Tensor, cap: Tensor) -> Tensor:
 
 
 def residuals(problem: Problem, response: Response, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest flow residual, the same relative to a state's flow, and the safety residual: `(B)` each."""
+    """As `kernels.newton.kkt_residual`: the largest flow residual, the same relative to a state's flow, and the safety residual, `(B)`."""
     gap = (response.inflow - response.outflow).abs()
     through = response.inflow + response.outflow
-    relative = torch.where(through > 1e-250, gap / through, 0.0).amax((0, 1))
+    relative = torch.where(response.inflow > 1e-250, gap / through, 0.0).amax((0, 1))
     flow = gap.amax((0, 1))
     if len(lam) == 0:
         return flow, relative, torch.zeros_like(flow)
