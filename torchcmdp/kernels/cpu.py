@@ -17,7 +17,7 @@ from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler import Compiler, Flags
 
-from torchcmdp.kernels import indexing  # noqa: F401  # for what it does to the compiler
+from torchcmdp.kernels import lowering  # noqa: F401  # for what it does to the compiler
 
 # No "nnan"/"ninf": -inf is a legal logarithm here.
 FASTMATH = {"contract", "reassoc", "nsz"}

@@ -1,4 +1,4 @@
-"""Kernels index from the front: what that leaves out, and that nothing else of numba changes."""
+"""What machine code of kernels leaves out, and that nothing else of numba changes."""
 
 import ast
 from pathlib import Path
