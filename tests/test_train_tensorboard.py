@@ -82,7 +82,9 @@ def test_the_server_serves_the_colours_of_the_figures(address):
     names = served_colours(script)
     drawn = looks(map(label_of, COMPARED))
     assert {name: colour_of(name, names) for name in COMPARED} == {name: drawn[label_of(name)][0] for name in COMPARED}
-    assert "runColorOverrideForGroupBy:new TorchcmdpChosen" in script and ",torchcmdpColour(" in script
+    assert "runColorOverrideForGroupBy:new TorchcmdpChosen" in script and re.search(
+        r",torchcmdpColour\((\w+)\)\|\|this\.palette\[", script
+    )
     assert json.loads(urlopen(f"{address}data/runs").read()) == []  # the rest is TensorBoard
 
 
