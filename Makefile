@@ -11,7 +11,7 @@ help:
 	@echo "make test         all tests, over all cores (ARGS='-n 0' in one process)"
 	@echo "make lint         formatting, lint and types"
 	@echo "make docs         the documentation as web pages, in build/docs"
-	@echo "make tensorboard  look at runs/ in a browser"
+	@echo "make tensorboard  look at runs/ in a browser, a learner in its own colour (ARGS='--port 6007')"
 	@echo "make clean        remove the virtual environment and caches; runs/ stays"
 	@echo
 	@echo "The first of these creates $(VENV) and installs into it; PYTHON=python3.12 chooses the interpreter."
@@ -35,9 +35,7 @@ docs: $(VENV)/.installed
 	@echo "Open build/docs/index.html; with its search: $(BIN)/python -m http.server -d build/docs"
 
 tensorboard: $(VENV)/.installed
-	@echo "Put this at the end of the address below, and a learner has one colour in all experiments:"
-	@echo '  ?runColorGroup=regex:/([^/]*)$$&smoothing=0'
-	$(BIN)/tensorboard --logdir runs
+	$(BIN)/python -m train tensorboard $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -49,6 +49,7 @@ BY_NAME: dict[str, list[list[str]]] = {
     "constraints": [["-1"], ["x"]],
     "learners": [["wc-opps"]],
     "sizes": [["papr"]],
+    "host": [["no host"]],
 }
 
 
@@ -102,7 +103,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         "train.bench.imports.import_times", "train.bench.fuzz.wrong", "train.bench.env.player",
        "train.bench.sizes.multiprocessing.get_context",
         "train.bench.gpu._timed",
-        "train.study.compare.Work.run", "train.study.alarms.count",
+        "train.study.compare.Work.run", "train.study.alarms.count", "tensorboard.program.TensorBoard.main",
     ):  # fmt: skip
         monkeypatch.setattr(place, start)
     monkeypatch.setattr(Session, "advance", start)
@@ -139,6 +140,8 @@ def test_a_bad_option_gets_one_sentence_and_code_2(program, option, values, tmp_
         (["sweep", "--eta"], "--eta got no value; expected numbers separated by spaces."),
         (["paper", "--quick", "--episodes", "10"], "--episodes is 10; the report compares how a run begins with how it ends"),
         (["completion", "--json"], "--json is for commands that print a table, and completion prints a script"),
+        (["tensorboard", "--json"], "and tensorboard serves pages; leave it out."),
+        (["tensorboard", "--port", "65536"], "--port is 65536; it must be a port, from 0 to 65535."),
         (["--runs", "10000000"], "--runs is 10,000,000; so many runs take about"),
         (["--runs", "10000000"], "GiB, and this device has"),
     ],

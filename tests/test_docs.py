@@ -141,15 +141,6 @@ def test_make_targets_exist(page):
         assert re.search(rf"^{name}:", makefile, flags=re.MULTILINE), name
 
 
-def test_the_address_that_gives_a_learner_one_colour_groups_runs_by_their_last_folder():
-    """As TensorBoard does it: what the groups of the expression match is the run's group."""
-    address = "?runColorGroup=regex:/([^/]*)$&smoothing=0"
-    assert address in PAGES["docs/start/tensorboard.md"] and address in (ROOT / "Makefile").read_text().replace("$$", "$")
-    expression = address.partition("regex:")[2].partition("&")[0]
-    groups = [found.groups() if (found := re.search(expression, run)) else None for run in ("main", "main/s-ops", "a/b/s-ops")]
-    assert groups == [None, ("s-ops",), ("s-ops",)]
-
-
 def test_pages_count_the_learners_of_the_main_job():
     count = {4: "four", 5: "five", 6: "six"}[len(COMPARED)]
     said = {**{page: PAGES[page] for page in ("README.md", "docs/start/first-run.md")}, "Makefile": (ROOT / "Makefile").read_text()}

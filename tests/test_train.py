@@ -136,7 +136,7 @@ def test_one_learner_writes_its_files_and_prints_its_table(tmp_path, capsys):
         "+-",
         "safe optimum",
         "elastic",
-        "tensorboard --logdir",
+        "python -m train tensorboard --logdir",
     ):
         assert words in out
     assert (folder / "summary.txt").read_text().strip() in out

@@ -14,7 +14,8 @@ from .output import as_json
 from .program import IN_A_CLONE, called, hand_over, listing, one_thread
 
 MAIN_JOB = "run"
-WITHOUT_TABLES = "completion"
+# What they do instead.
+WITHOUT_TABLES = {"completion": "prints a script", "tensorboard": "serves pages"}
 # By the name of its module; what it is for.
 COMMANDS = {
     MAIN_JOB: "learners in a CMDP, side by side: regret and violation; what is done without a command",
@@ -28,6 +29,7 @@ COMMANDS = {
     "shield": "the projection as a layer: a shielded policy network",
     "predict": "the projection as a layer: predict, then optimise",
     "bench": "where the time goes, and how we compare with other solvers",
+    "tensorboard": "look at runs in a browser: TensorBoard, in which a learner has its own colour",
     "doctor": "what is installed: versions, devices, solvers, compiled kernels",
     "completion": "a script with which your shell completes commands and options",
 }
@@ -53,8 +55,8 @@ def _main(rest: list[str], json: bool) -> int:
         elif asked == ["--version"]:
             print(f"torchcmdp {__version__}")
             return 0
-        if json and command == WITHOUT_TABLES:
-            raise InvalidInput(f"--json is for commands that print a table, and {command} prints a script; leave it out.")
+        if json and command in WITHOUT_TABLES:
+            raise InvalidInput(f"--json is for commands that print a table, and {command} {WITHOUT_TABLES[command]}; leave it out.")
         with one_thread(), as_json(json):
             return hand_over(__package__, COMMANDS, command, rest, "a command of python -m train")
     except TorchCMDPError as error:

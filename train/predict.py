@@ -17,7 +17,7 @@ from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
 
 from .comparison import Curves, SeedNetworks, learn, rounded
-from .program import Count, Positive, begin, publish, table
+from .program import Count, Positive, begin, look_at, publish, table
 
 METHODS = ("end to end", "squared error")
 CONTEXT = 6
@@ -41,7 +41,7 @@ class Options:
     Examples:
       python -m train predict
       python -m train predict --curvature 0 --name straight
-      tensorboard --logdir runs
+      python -m train tensorboard
     """
 
     curvature: float = 3.0  # How far the losses are from what the network can represent.
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     curves = {method: train(method, cmdp, options, seen, unseen, folder / method.replace(" ", "-")) for method in METHODS}
     optimum = best_safe_reward(cmdp, unseen)
     figure = plotting.draw([panel(curves, optimum, "Metrics/EpRet"), panel(curves, optimum, "Violation/positive")])
-    where = f"Curves: {folder / 'predict.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
+    where = f"Curves: {folder / 'predict.png'}; {look_at(options.logdir)}"
     publish(folder / "predict.md", report(curves, optimum, options), where, figure)
     return 0
 

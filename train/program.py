@@ -83,6 +83,11 @@ def spoken(text: str) -> str:
     return text.replace(IN_A_CLONE, _called)
 
 
+def look_at(folder: str | Path) -> str:
+    """The command that shows a folder of runs in a browser."""
+    return f"TensorBoard: {spoken(IN_A_CLONE)} tensorboard --logdir {folder}"
+
+
 @contextlib.contextmanager
 def called(name: str) -> Iterator[None]:
     """Speak of the commands by this name."""

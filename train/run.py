@@ -62,7 +62,7 @@ class Options:
       python -m train --learner wc-ops --bonus-scale 0.1 --radius-scale 0.1 --name narrow
       python -m train --env FrozenLake-v1 --learner opt-cmdp --episodes 2000 --runs 8
       torchrun --nproc-per-node 2 -m train --runs 64
-      tensorboard --logdir runs
+      python -m train tensorboard
     """
 
     env: Literal["random", "FrozenLake-v1", "CliffWalking-v1"] = "random"
@@ -173,8 +173,7 @@ def _report(options: Options, folder: Path, results: dict[str, tc.RunResult], cm
         words = text
     figures = plotting.figures(results)
     pictures = ", ".join(str(folder / f"{name}.png") for name in figures)
-    advice = f"TensorBoard: tensorboard --logdir {options.logdir}"  # what also those can type who have no clone
-    program.publish(path, text, f"Pictures, also as PDF: {pictures}\n{advice}", figures)
+    program.publish(path, text, f"Pictures, also as PDF: {pictures}\n{program.look_at(options.logdir)}", figures)
     settings = "\n".join(f"| {field.name} | `{getattr(options, field.name)}` |" for field in fields(options))
     about = f"{words}\n\n| option | value |\n|---|---|\n{settings}"
     writer = program.writer_of(folder)  # what belongs to the experiment and to none of its learners

@@ -16,7 +16,7 @@ from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
 
 from .comparison import Curves, SeedNetworks, learn, rounded
-from .program import Count, Positive, begin, publish, table
+from .program import Count, Positive, begin, look_at, publish, table
 
 METHODS = ("shield", "penalty", "unprotected")
 FEATURES, HIDDEN = 8, 32
@@ -37,7 +37,7 @@ class Options:
     Examples:
       python -m train shield
       python -m train shield --steps 200 --runs 4 --name quick
-      tensorboard --logdir runs
+      python -m train tensorboard
     """
 
     steps: Count = 1_000  # Gradient steps.
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     options, folder = begin(Options, arguments, "shield")
     cmdp = tc.random_cmdp(seed=options.seed)
     curves = {method: train(method, cmdp, options, folder / method) for method in METHODS}
-    where = f"Curves: {folder / 'shield.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
+    where = f"Curves: {folder / 'shield.png'}; {look_at(options.logdir)}"
     publish(folder / "shield.md", report(curves, cmdp), where, plotting.draw(panels(curves)))
     return 0
 

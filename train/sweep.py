@@ -45,7 +45,7 @@ class Options:
       python -m train sweep --eta 0.01 0.03 0.1 --bonus-scale 0.1 0.3 1 --seeds 20
       python -m train sweep --radius-scale 0.01 0.1 1 --episodes 2000 --seeds 8 --name widths
       python -m train sweep --learner s-ops --bonus-scale 0.03 0.1 1 --radius-scale 0.03 0.1 1 --episodes 2000 --name safe
-      tensorboard --logdir runs
+      python -m train tensorboard
     """
 
     learner: Literal["wc-ops", "uob-reps", "opt-cmdp", "opt-primal-dual", "pdb-ps", "s-ops", "ma-ops", "dope"] = "wc-ops"
@@ -178,7 +178,7 @@ def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.Run
     _write_tensorboard(folder, options, grid, swept, results[0].episodes, bands)
     found = f"{len(front)} of {len(grid)} combinations are on the front: no other has both less regret and less violation."
     where = f"All of them: {folder / 'sweep.csv'}; figure: {folder / 'front.png'}"
-    where += f"\nTensorBoard, tab HParams: tensorboard --logdir {folder}"
+    where += f"\n{program.look_at(folder)}, tab HParams"
     words = f"{LEARNERS[options.learner].name} after {options.episodes:,} episodes, "
     words += f"mean over {options.seeds} seeds and 95% intervals" if options.seeds > 1 else "one seed"
     figure = front_figure(rows, front, swept, words)

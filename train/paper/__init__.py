@@ -22,7 +22,7 @@ from torchcmdp.distributed import Crew
 from torchcmdp.errors import InvalidInput, TorchCMDPError
 from torchcmdp.run.session import Session
 
-from ..program import Count, bar, choose, experiment_folder, interrupted, on_terminal, parse
+from ..program import Count, bar, choose, experiment_folder, interrupted, look_at, on_terminal, parse
 from .experiment import Job, Outcome, play
 from .presets import PRESETS
 
@@ -46,7 +46,7 @@ class Options:
       python -m train paper
       python -m train paper --quick
       python -m train paper stochastic-1 simplex-2 --episodes 2000 --name two
-      tensorboard --logdir runs/paper
+      python -m train tensorboard --logdir runs/paper
     """
 
     episodes: Count | None = None  # Episodes of every run; 10,000 by default, 100 with --quick.
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     command = " ".join(["python -m train paper", *arguments])
     report = folder / ("report.md" if len(names) == len(PRESETS) else "report-partial.md")  # a part never replaces the whole
     print(write_report(report, outcomes, command, INSTANCES))
-    print(f"\nReport: {report}; figures and tables: {folder}/<experiment>/; TensorBoard: tensorboard --logdir {folder}")
+    print(f"\nReport: {report}; figures and tables: {folder}/<experiment>/; {look_at(folder)}")
     return 0
 
 

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.fresh:
         _forget(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    where = f"Written to {folder}: report.md, study.json, sensitivity.png, front.png; TensorBoard: tensorboard --logdir {folder}"
+    where = f"Written to {folder}: report.md, study.json, sensitivity.png, front.png; {program.look_at(folder)}"
     program.publish(folder / "report.md", Work(options, folder).run(), where)
     return 0
 
