@@ -52,7 +52,8 @@ class Face:
 @lru_cache(maxsize=32)
 def face_of(kind: type) -> Face | None:
     """The face of a class of learners, None for those of somebody else."""
-    module, _, name = kind.__module__.rpartition(".")  # its kernels are in the module of the same name
+    module, _, name = kind.__module__.rpartition(".")
+    name = _SHARED.get(name, name)  # its kernels are in the module of the same name, or in that of the learner it is a kind of
     settings = _SETTINGS.get(name)
     if module != __package__ or settings is None:
         return None
@@ -302,7 +303,7 @@ def _opt_primal_dual_settings(learner: Any) -> Any:
 
 def _opt_cmdp_settings(learner: Any) -> Any:
     from torchcmdp.kernels.opt_cmdp import Settings
-    from torchcmdp.learners import Greedy
+    from torchcmdp.learners.greedy import Greedy
 
     greedy, most = int(type(learner) is Greedy), int(learner.solver.max_iterations)
     ends: dict[str, Any] = {name: _array(getattr(learner, name), torch.float64) for name in ("cost_low", "reward_high")}
@@ -321,7 +322,8 @@ def _pdbps_settings(learner: Any) -> Any:
     )
 
 
-# By the module of a learner, and of its kernels.
+_SHARED = {"uobreps": "wcops", "greedy": "opt_cmdp"}
+# By the module of kernels.
 _SETTINGS: dict[str, Callable[[Any], Any]] = {
     "wcops": _wcops_settings,
     "opt_primal_dual": _opt_primal_dual_settings,
