@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, check_device, check_dtype, check_tensor, kind_of
+from torchcmdp.errors import InvalidInput, brief, check_place, check_tensor, kind_of
 from torchcmdp.layout import Layout, check_layout
 
 # How far a row of a policy may miss a sum of one: much more than rounding, much less than a mistake.
@@ -189,8 +189,7 @@ def _check(occupancy: Tensor, layout: Layout) -> None:
 
 def _check_kind(layout: Layout, dtype: torch.dtype, device: torch.device | str | None) -> None:
     check_layout(layout)
-    check_dtype(dtype)
-    check_device(device)
+    check_place(dtype, device)
 
 
 @lru_cache(maxsize=64)

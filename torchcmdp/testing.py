@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import check_callable, check_dtype, check_kind, check_tensor, choice, not_negative, switch, whole_number
+from torchcmdp.errors import check_dtype, check_kind, check_tensor, choice, not_negative, switch, whole_number
 from torchcmdp.instances import random_cmdp
 from torchcmdp.layout import Layout
 from torchcmdp.processes import Bernoulli
@@ -62,7 +62,7 @@ def check_learner(
     cmdp = _asked(make, cmdp, episodes, dtypes)
     not_negative("tolerance", tolerance)
     if meta is not None:
-        check_callable("meta", meta, "None, or a function as make is")
+        check_kind("meta", meta, Callable, "None, or a function as make is")
     for dtype in dtypes:
         _check_playing(make, cmdp.to(dtype=dtype), episodes)
     seen = _play(_learner(make, cmdp, RUNS), _simulator(cmdp, RUNS), episodes)
@@ -126,7 +126,7 @@ def check_environment(make: Callable[[int], Any], *, episodes: int = 4, meta: Ca
     """
     _asked(make, None, episodes)
     if meta is not None:
-        check_callable("meta", meta, "None, or a function as make is")
+        check_kind("meta", meta, Callable, "None, or a function as make is")
     env = make(RUNS)
     layout: Layout = env.layout
     policies = [_random_policy(layout, RUNS, seed).to(env.device, env.dtype) for seed in range(episodes)]
@@ -321,7 +321,7 @@ def _hold(holds: Any, subject: object, sentence: str) -> None:
 
 def _asked(make: object, cmdp: LayeredCMDP | None, episodes: int, dtypes: Sequence[torch.dtype] = (torch.float64,)) -> LayeredCMDP:
     """What is played, in the first of the types; refused if the check is not asked for in the way it is written."""
-    check_callable("make", make, "a function that makes what is checked")
+    check_kind("make", make, Callable, "a function that makes what is checked")
     whole_number("episodes", episodes, least=2)
     check_kind("dtypes", dtypes, list | tuple, "a list of floating-point types")
     check_kind("dtypes", dtypes or None, list | tuple, "a list of at least one floating-point type")

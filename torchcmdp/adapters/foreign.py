@@ -13,17 +13,7 @@ from torchcmdp.adapters import require
 from torchcmdp.adapters.steps import first_numbers
 from torchcmdp.adapters.tabular import Cost, Move
 from torchcmdp.comparators import Comparators
-from torchcmdp.errors import (
-    InvalidInput,
-    brief,
-    check_callable,
-    check_device,
-    check_dtype,
-    check_kind,
-    check_memory,
-    listed,
-    whole_number,
-)
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, check_place, listed, whole_number
 from torchcmdp.layout import MOST_LAYERS, Layout, check_layout
 from torchcmdp.metrics import Curves, is_unsafe
 from torchcmdp.planning import refuse_unkept
@@ -86,7 +76,7 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
                 raise InvalidInput(f"the {name} is {space}; it must be Discrete, counted from zero.")
         self._costs = [cost] if callable(cost) else listed("cost", cost, "a function of a move, or a list of them")
         for each in self._costs:
-            check_callable("cost", each, "a function of a move, or a list of them")
+            check_kind("cost", each, Callable, "a function of a move, or a list of them")
         self.constraints = len(self._costs)
         self._states = int(env.observation_space.n)
         steps = whole_number("horizon", horizon, least=1)
@@ -196,15 +186,14 @@ class GymnasiumSimulator:
         device: torch.device | str | None = None,
     ) -> None:
         self.streams = RunStreams(seed, runs)  # on the host, where the environments are
-        check_callable("make", make, "a function that makes an environment")
+        check_kind("make", make, Callable, "a function that makes an environment")
         check_memory(f"the environments of {brief(runs)} runs", ENVIRONMENT_NUMBERS * self.streams.runs)
         self.envs = [make() for _ in range(self.streams.runs)]
         self.layout: Layout = _own(self.envs[0], "layout") if layout is None else layout
         check_layout(self.layout)
         m = _own(self.envs[0], "constraints") if constraints is None else constraints
         self.constraints = whole_number("constraints", m, least=0)
-        check_dtype(dtype)
-        check_device(device)
+        check_place(dtype, device)
         self.runs, self.seed, self.dtype, self.device = (
             self.streams.runs,
             self.streams.seed,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import brief, check_callable, check_kind, check_memory, choice, positive, whole_number
+from torchcmdp.errors import brief, check_kind, check_memory, choice, positive, whole_number
 from torchcmdp.metrics import mean_and_interval
 from torchcmdp.tuning.estimators import Estimator, Samples, Through, Tick
 from torchcmdp.tuning.smoothed import Smoothed
@@ -75,7 +75,7 @@ def estimate_gradient(
     """
     check_study(study)
     if tick is not None:
-        check_callable("tick", tick, "a function without arguments, or None")
+        check_kind("tick", tick, Callable, "a function without arguments, or None")
     how, names, point = estimator_of(estimator), tuple(study.check(scales)), log_point(scales)
     repeats = whole_number("repeats", repeats, least=1)
     check_memory(f"{brief(repeats)} repeats", how.runs(study, len(names), repeats) * len(names) * 4)
