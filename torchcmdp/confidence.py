@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, first
 from torchcmdp.layout import Layout
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def slots_of(trajectory: Trajectory, layout: Layout) -> Tensor:
     states, actions = trajectory.states, trajectory.actions
     steps = torch.arange(layout.layers, device=states.device)
     met = layout.successors(states.device)[steps, states, actions] == trajectory.next_states.unsqueeze(-1)
-    if met.device.type == "cpu" and not (known := met.any(-1)).all():
-        run, k = (~known).nonzero()[0].tolist()
+    if met.device.type == "cpu" and (place := first(~met.any(-1))):
+        run, k = place
         x, a, y = (int(part[run, k]) for part in (states, actions, trajectory.next_states))
         raise InvalidInput(
             f"run {run} moved from state {x} with action {a} to state {y} in layer {k}, where the layout does not list it."

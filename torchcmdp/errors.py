@@ -150,6 +150,12 @@ def check_shape(name: str, value: Tensor, shapes: Sequence[tuple[int, ...]], exp
         raise InvalidInput(f"{name} has shape {tuple(value.shape)}; {expected}.")
 
 
+def first(wrong: Tensor) -> list[int]:
+    """Where the first True of a tensor with axes is; empty where there is none, and where there are no values to look at."""
+    found: list[int] = [] if wrong.device.type == "meta" or not wrong.any() else wrong.nonzero()[0].tolist()
+    return found
+
+
 def tensors_of(*values: Any) -> list[Any]:
     """Arrays of numbers as tensors of their own, of the type of a tensor beside them or else of their widest; all else as it is."""
     arrays = [isinstance(value, np.ndarray) and value.dtype.kind in "iuf" for value in values]

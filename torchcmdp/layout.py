@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor
+from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor, first
 
 # Every layer has random numbers of its own, and a stream keeps room for so many.
 MOST_LAYERS = 2**16
@@ -206,8 +206,8 @@ class Layout:
             return tensor
         places, real = self._places(tensor.device), self.transition_mask(tensor.device)
         found = torch.where(real, tensor.gather(-1, places.expand(*tensor.shape[:-1], -1)), 0)
-        if tensor.device.type == "cpu" and (lost := self.dense(found) != tensor).any():
-            *_, k, x, a, y = lost.nonzero()[0].tolist()
+        if tensor.device.type == "cpu" and (lost := first(self.dense(found) != tensor)):
+            *_, k, x, a, y = lost
             raise InvalidInput(
                 f"tensor is not zero at layer {k}, state {x}, action {a}, next state {y}, which the layout does not list there."
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, first
 from torchcmdp.layout import Layout, check_layout
 
 # Ends of intervals that miss a distribution by less than this are rounding, of numbers that were float32 once.
@@ -113,8 +113,8 @@ def refuse(found: list[tuple[str, Tensor, str]], *, certain: bool = False) -> No
         certain: A solver has met a fault already, so that there is something to refuse.
     """
     for name, wrong, expected in found:
-        if wrong.any():
-            b, k, x, a = wrong.nonzero()[0].tolist()
+        if place := first(wrong):
+            b, k, x, a = place
             raise InvalidInput(f"{name} cannot be used at instance {b}, layer {k}, state {x}, action {a}; expected {expected}.")
     if certain:
         raise InvalidInput("an instance cannot be solved: its intervals or costs are not valid numbers.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, Origin
-from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor, number, switch, tensors_of, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor, first, number, switch, tensors_of, whole_number
 from torchcmdp.layout import MOST_LAYERS, Layout
 from torchcmdp.planning import least_totals, refuse_unkept, slater_gap
 from torchcmdp.units import NormalForm, normal_form
@@ -138,8 +138,7 @@ def _check_tables(transitions: Tensor, rewards: Tensor, costs: Tensor, horizon: 
                 f"{name} has shape {tuple(tensor.shape)} and rewards {tuple(rewards.shape)}; an MDP needs transitions (N x A x N), "
                 f"rewards (N x A) and costs (m x N x A), or with an axis of {horizon} steps before N."
             )
-    if (transitions < 0).any():
-        place = (transitions < 0).nonzero()[0].tolist()
+    if place := first(transitions < 0):
         raise InvalidInput(f"transitions is {transitions[tuple(place)].item():g} at index {place}; expected a probability.")
     return states, actions
 

@@ -194,16 +194,11 @@ class GymnasiumSimulator:
         m = _own(self.envs[0], "constraints") if constraints is None else constraints
         self.constraints = whole_number("constraints", m, least=0)
         check_place(dtype, device)
-        self.runs, self.seed, self.dtype, self.device = (
-            self.streams.runs,
-            self.streams.seed,
-            dtype,
-            torch.device("cpu" if device is None else device),
-        )
+        self.runs, self.seed = self.streams.runs, self.streams.seed
+        self.dtype, self.device = dtype, torch.device("cpu" if device is None else device)
         self.units: Units | None = _said(self.envs[0], "units")
         self._normal_form = _said(self.envs[0], "normal_form") is not None
-        self.episode = 0
-        self._first = first_numbers(self.layout)
+        self.episode, self._first = 0, first_numbers(self.layout)
         wanted = {"observation_space": self.layout.total_states, "action_space": self.layout.actions}
         for name, n in wanted.items():
             space = getattr(self.envs[0], name)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief, number, whole_number
+from torchcmdp.errors import InvalidInput, brief, first, number, whole_number
 from torchcmdp.units import Ends, budgets_of
 from torchcmdp.unrolling import unroll
 
@@ -232,8 +232,7 @@ def checked_rows(transitions: Tensor, allowed: Tensor) -> None:
         ((transitions < 0).any(-1), "has a negative probability"),
         ((sums - 1).abs() > ROUNDING, "does not sum to one"),
     ):
-        if (wrong & allowed).any():
-            place = (wrong & allowed).nonzero()[0].tolist()
+        if place := first(wrong & allowed):
             names = ["step", "state", "action"][-len(place) :]
             where = ", ".join(f"{name} {i}" for name, i in zip(names, place, strict=True))
             raise InvalidInput(f"P {words} at {where}: its sum is {sums[tuple(place)].item():.9g}; expected a distribution.")
@@ -247,8 +246,7 @@ def _allowed(mask: Table | None, n: int, actions: int, horizon: int) -> Tensor:
         raise InvalidInput(f"mask is {brief(mask)}; it must be True where an action is allowed and False elsewhere.")
     if tuple(found.shape) not in ((n, actions), (horizon, n, actions)):
         raise InvalidInput(f"mask has shape {tuple(found.shape)}; expected (N x A) = {(n, actions)}, or {horizon} steps of it.")
-    if not found.bool().any(-1).all():
-        place = (~found.bool().any(-1)).nonzero()[0].tolist()
+    if place := first(~found.bool().any(-1)):
         raise InvalidInput(f"mask leaves no action in state {place[-1]}; every state needs one.")
     return found.bool()
 
