@@ -75,22 +75,15 @@ class LayeredCMDP:
                     f"{name} is {tensor.dtype} on {tensor.device}, but transitions is {self.transitions.dtype} on "
                     f"{self.transitions.device}; all three must agree."
                 )
-        layout.check_shape("transitions", self.transitions, kind="transition")
-        layout.check_shape("rewards", self.rewards, kind="pair")
-        layout.check_shape("costs", self.costs, kind="pair")
-        if self.costs.dim() < 4:
-            raise InvalidInput(
-                f"costs has shape {tuple(self.costs.shape)}; it needs a constraint axis before (L x S x A), of size 0 when "
-                "there are no constraints."
-            )
+        for name, kind in zip(TABLES, ("transition", "pair", "constraint"), strict=True):
+            layout.check_shape(name, getattr(self, name), kind=kind)
         batches = (self.transitions.shape[:-4], self.rewards.shape[:-3], self.costs.shape[:-4])
         if len(set(batches)) != 1:
             raise InvalidInput(
                 f"transitions, rewards and costs have batch shapes {', '.join(str(tuple(b)) for b in batches)}; they must be equal."
             )
-        _check_values(layout, "transitions", self.transitions, 0.0, 1.0)
-        _check_values(layout, "rewards", self.rewards, 0.0, 1.0)
-        _check_values(layout, "costs", self.costs, -1.0, 1.0)
+        for name in TABLES:
+            _check_values(layout, name, getattr(self, name), -1.0 if name == "costs" else 0.0)
         _check_rows(layout, self.transitions)
         self._check_extras()
 
@@ -175,13 +168,13 @@ def _common_origin(origins: Sequence[Origin | None]) -> Origin | None:
     return replace(first, stationary=all(each is not None and each.stationary for each in origins), truncation=None)
 
 
-def _check_values(layout: Layout, name: str, tensor: Tensor, low: float, high: float) -> None:
+def _check_values(layout: Layout, name: str, tensor: Tensor, low: float) -> None:
     """Refuse NaN, values out of range, and anything but zero in the padding, naming the first offending entry."""
     mask = layout.transition_mask(tensor.device) if name == "transitions" else layout.pair_mask(tensor.device)
     slack = ROW_SUM_TOLERANCE.get(tensor.dtype, 1e-3) if name == "transitions" else 0.0
     for wrong, expected in (
         (tensor.isnan(), "a number"),
-        ((tensor < low) | (tensor > high + slack), f"a value in [{low:g}, {high:g}]"),
+        ((tensor < low) | (tensor > 1 + slack), f"a value in [{low:g}, 1]"),
         ((tensor != 0) & ~mask, "exactly zero, since that state does not exist in that layer"),
     ):
         if index := first(wrong):

@@ -220,14 +220,17 @@ class Layout:
         return {"widths": list(self.widths), "actions": self.actions, **own}
 
     def check_shape(self, name: str, tensor: Tensor, *, kind: str) -> None:
-        """Refuse a tensor whose trailing axes are not those of `kind`: "pair" or "transition"."""
+        """Refuse a tensor whose trailing axes are not those of `kind`: "pair", "transition", or "constraint" of costs of pairs."""
         check_tensor(name, tensor)
-        shape = self.pair_shape if kind == "pair" else self.transition_shape
+        shape = self.transition_shape if kind == "transition" else self.pair_shape
         if tensor.shape[-len(shape) :] != shape:
-            axes = "L x S x A" if kind == "pair" else "L x S x A x S" if self.lists is None else "L x S x A x K"
+            axes = "L x S x A" if kind != "transition" else "L x S x A x S" if self.lists is None else "L x S x A x K"
             raise InvalidInput(
                 f"{name} has shape {tuple(tensor.shape)}; its last axes must be ({axes}) = {shape} for widths {self.widths}."
             )
+        if kind == "constraint" and tensor.dim() < 4:
+            expected = "it needs a constraint axis before (L x S x A), of size 0 when there are no constraints"
+            raise InvalidInput(f"{name} has shape {tuple(tensor.shape)}; {expected}.")
 
     def _places(self, device: torch.device | str | None) -> Tensor:
         """As `successors`, with a zero in the padding, where it can be used as an index."""

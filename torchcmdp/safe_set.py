@@ -36,14 +36,8 @@ class SafeSet:
 
     def __post_init__(self) -> None:
         check_layout(self.layout)
-        self.layout.check_shape("lower", self.lower, kind="transition")
-        self.layout.check_shape("upper", self.upper, kind="transition")
-        self.layout.check_shape("costs", self.costs, kind="pair")
-        if self.costs.dim() < 4:
-            raise InvalidInput(
-                f"costs has shape {tuple(self.costs.shape)}; it needs a constraint axis before (L x S x A), of size 0 when "
-                "there are no constraints."
-            )
+        for name, kind in (("lower", "transition"), ("upper", "transition"), ("costs", "constraint")):
+            self.layout.check_shape(name, getattr(self, name), kind=kind)
         if not self.lower.device == self.upper.device == self.costs.device:
             devices = ", ".join(str(tensor.device) for tensor in (self.lower, self.upper, self.costs))
             raise InvalidInput(f"lower, upper and costs are on {devices}; all three must be on one device.")

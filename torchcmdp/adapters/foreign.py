@@ -199,8 +199,7 @@ class GymnasiumSimulator:
         self.units: Units | None = _said(self.envs[0], "units")
         self._normal_form = _said(self.envs[0], "normal_form") is not None
         self.episode, self._first = 0, first_numbers(self.layout)
-        wanted = {"observation_space": self.layout.total_states, "action_space": self.layout.actions}
-        for name, n in wanted.items():
+        for name, n in (("observation_space", self.layout.total_states), ("action_space", self.layout.actions)):
             space = getattr(self.envs[0], name)
             if not isinstance(space, gym.spaces.Discrete) or (space.n, space.start) != (n, 0):
                 raise InvalidInput(f"the {name} is {space}; widths {self.layout.widths} need Discrete({n}).")
@@ -244,11 +243,10 @@ class GymnasiumSimulator:
         return states, actions, rewards, costs
 
     def _state(self, observation: Any, layer: int) -> int:
-        state = int(observation) - self._first[layer]
-        if not 0 <= state < self.layout.widths[layer]:
-            start, width = self._first[layer], self.layout.widths[layer]
+        start, width = self._first[layer], self.layout.widths[layer]
+        if not start <= int(observation) < start + width:
             raise InvalidInput(f"observation {observation} came in layer {layer}, whose states are {start} to {start + width - 1}.")
-        return int(state)
+        return int(observation) - start
 
     def _costs(self, info: Mapping[str, Any]) -> Any:
         if self.constraints == 0:
@@ -299,15 +297,9 @@ class RealisedTracker(Curves):
         if trajectory is None:
             raise InvalidInput("the policies' means are unknown in this environment; pass the trajectory.")
         reward, costs = trajectory.rewards.sum(1), trajectory.costs.sum(1)
-        unknown = torch.full_like(reward, torch.nan)
-        rewards = {
-            "regret": unknown,
-            "reward": reward,
-            "comparator_reward": unknown,
-            "realised_reward": reward,
-            "unsafe": is_unsafe(costs),
-        }
-        self._add({**rewards, "violation": costs, "positive_violation": costs.clamp_min(0), "realised_cost": costs})
+        unknown = dict.fromkeys(("regret", "comparator_reward"), torch.full_like(reward, torch.nan))
+        met = {"reward": reward, "realised_reward": reward, "unsafe": is_unsafe(costs), "violation": costs, "realised_cost": costs}
+        self._add({**unknown, **met, "positive_violation": costs.clamp_min(0)})
 
 
 class _Unknown(Comparators):

@@ -53,8 +53,8 @@ BANDED = (
     "Metrics/EpRet",
 )
 OVER_ROOT = {"Regret/cumulative": "Regret/over_sqrt_t", "Violation/cumulative": "Violation/over_sqrt_t"}
-
-
+# What a state has beside those of the parts.
+OWN = ("first_episode", "first_update", "played", "seconds", "rows", "extras")
 # What an environment must have to be played in.
 MEMBERS = ("episode", "layout", "constraints", "runs", "device", "rollout", "config")
 
@@ -234,7 +234,7 @@ class Session:
         """All of it as plain data, with the axis of the runs in each entry: continuing from this is continuing."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         return {
-            **{name: getattr(self, name) for name in ("first_episode", "first_update", "played", "seconds", "rows", "extras")},
+            **{name: getattr(self, name) for name in OWN},
             **parts,
             # attributes that define somebody's learner may also be its state: it is known by these as well, while in memory
             "standing": json.dumps(self._config()) if has_attributes(self.config) and self.crew.size == 1 else "",
@@ -263,9 +263,8 @@ class Session:
         """Continue from what `state` returned."""
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
-        self.first_episode, self.first_update = state["first_episode"], state["first_update"]
-        self.played, self.seconds = state["played"], state["seconds"]
-        self.rows, self.extras = list(state["rows"]), list(state["extras"])
+        for name in OWN:
+            setattr(self, name, state[name])
         self.config = json.loads(state["config"])
         for kind, names in state["attributes"].items():  # also of a learner that has been in memory all the time
             self._begun_with[kind] = {n: v for n, v in self._begun_with.get(kind, {}).items() if n not in names}
