@@ -40,7 +40,7 @@ class RunFolder:
         self._resuming = False
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._release = _lock(self)
+            self.close = _lock(self)  # leaves the folder to others
         except OSError as error:
             raise RunFolderError(f"{path} cannot be used as a run folder: {error.strerror or error}.") from error
 
@@ -51,19 +51,15 @@ class RunFolder:
         """
         if self.fresh:
             return None
-        try:
-            state = _load(self.path / "checkpoint.pt")
-            if state is not None and not _same(config, state.get("standing", "")):
-                _compare(self.path, json.loads(state["config"]), config)
-            elif state is None and (self.path / "config.json").exists():
-                _compare(self.path, _read_json(self.path / "config.json"), config)
-            if lacking and ((self.path / "config.json").exists() if state is None else state.get("played") != config["episodes"]):
-                raise RunFolderError(
-                    f"{self.path} holds a run that was interrupted and cannot be continued, since {lacking}; {ADVICE}."
-                )
-        except BaseException:
-            self.close()
-            raise
+        state, begun = _load(self.path / "checkpoint.pt"), (self.path / "config.json").exists()
+        if state is not None and not _same(config, state.get("standing", "")):
+            _compare(self.path, json.loads(state["config"]), config)
+        elif state is None and begun:
+            _compare(self.path, _read_json(self.path / "config.json"), config)
+        if lacking and (begun if state is None else state.get("played") != config["episodes"]):
+            raise RunFolderError(
+                f"{self.path} holds a run that was interrupted and cannot be continued, since {lacking}; {ADVICE}."
+            )
         self._resuming = state is not None
         return state
 
@@ -122,10 +118,6 @@ class RunFolder:
             self._writer.images(figures, episode)
             self._writer.finish()
             self._writer.flush()
-
-    def close(self) -> None:
-        """Leave the folder to others."""
-        self._release()
 
 
 def _lock(folder: RunFolder) -> Callable[[], Any]:

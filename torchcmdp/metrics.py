@@ -57,6 +57,11 @@ def _worst(name: str, meaning: str) -> property:
     return property(lambda curves: worst_constraint(curves._sum(name)), doc=meaning)
 
 
+def _since(name: str, meaning: str) -> property:
+    """The mean of one of the sums over the episodes since the previous point."""
+    return property(lambda curves: curves._per_episode(name), doc=meaning)
+
+
 def _compared(name: str, meaning: str) -> property:
     """What the comparators know."""
     return property(lambda curves: getattr(curves.comparators, name), doc=meaning)
@@ -83,6 +88,8 @@ class Curves:
     violation = _worst("violation", "V_t, the largest over the constraints of the sum of <g_t, q_t>, `(runs x points)`.")
     positive_violation = _worst("positive_violation", "The largest over the constraints of the sum of [<g_t, q_t>]^+.")
     realised_violation = _worst("realised_cost", "The largest over the constraints of the costs met along the paths walked.")
+    episode_return = _since("reward", "Mean of <r_t, q_t> over the episodes since the previous point, `(runs x points)`.")
+    episode_cost = _since("violation", "Mean of <g_t, q_t> over the episodes since the previous point, `(runs x points x m)`.")
     comparator = _compared("safe", "q*, the state-action occupancy of the best safe policy, `([runs x] L x S x A)`.")
     feasible = _compared("feasible", "Whether a safe policy exists, `(runs,)`.")
     rho = _compared("rho", "How safe the safest policy is in its worst pair and episode, up to the last point, `(runs,)`.")
@@ -187,16 +194,6 @@ class Curves:
     def unsafe_share(self) -> Tensor:
         """Share of the episodes so far in which <g_t, q_t> was above zero for some constraint, `(runs x points)`."""
         return self._sum("unsafe") / self._played
-
-    @property
-    def episode_return(self) -> Tensor:
-        """Mean of <r_t, q_t> over the episodes since the previous point, `(runs x points)`."""
-        return self._per_episode("reward")
-
-    @property
-    def episode_cost(self) -> Tensor:
-        """Mean of <g_t, q_t> over the episodes since the previous point, `(runs x points x m)`."""
-        return self._per_episode("violation")
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything measured so far, and what it is compared with."""

@@ -222,15 +222,21 @@ def each_range(ends: Ends | Sequence[Ends] | None, m: int) -> Sequence[Ends | No
     return list(ends) if several and len(ends) == m else [ends] * m  # type: ignore[arg-type,list-item]
 
 
+def ends_of(ends: Any) -> Ends:
+    """A smallest and a largest number; NaN where there are no two numbers."""
+    try:
+        low, high = (float(end) for end in ends)
+    except (TypeError, ValueError):
+        low = high = np.nan
+    return low, high
+
+
 def _range(name: str, table: Tensor, ends: Ends | None) -> Ends:
     """The smallest and the largest value, of the table or as given, which the table must keep to."""
     found = (float(table.min()), float(table.max())) if table.numel() else (0.0, 0.0)
     if ends is None:
         return found
-    try:
-        low, high = (float(end) for end in ends)
-    except (TypeError, ValueError):
-        low = high = torch.nan
+    low, high = ends_of(ends)
     if not (low <= found[0] and found[1] <= high < torch.inf and low > -torch.inf):
         raise InvalidInput(
             f"the range of {name} is {brief(ends)}; expected two finite numbers with all values between them, which go from "

@@ -22,7 +22,7 @@ from torchcmdp.protocols import EnvironmentLike
 from torchcmdp.sampling import thresholds
 from torchcmdp.streams import ACTION, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
-from torchcmdp.units import Ends, Units, each_range, normal_form
+from torchcmdp.units import Ends, Units, each_range, ends_of, normal_form
 
 require("gymnasium", "gym")
 
@@ -144,10 +144,7 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
 
 def _interval(name: str, ends: Any) -> Ends:
     """Two finite numbers in their order."""
-    try:
-        low, high = (float(end) for end in ends)
-    except (TypeError, ValueError):
-        low = high = np.nan
+    low, high = ends_of(ends)
     if not -np.inf < low <= high < np.inf:
         raise InvalidInput(f"{name} is {brief(ends)}; it must be the smallest and the largest of a step, two finite numbers.")
     return low, high

@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,20 +33,13 @@ if TYPE_CHECKING:
     from torchcmdp.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class Face:
-    """What a kind of learner looks like to kernels.
+class Face(NamedTuple):
+    """What a kind of learner looks like to kernels."""
 
-    Attributes:
-        kernels: The module of its kernels, with `Buffers`, `Hyperparameters`, `TAGS` and `empty_state`.
-        settings: Makes its settings.
-        update, play: The compiled update of all runs, and a block of episodes.
-    """
-
-    kernels: Any
-    settings: Callable[[Any], Any]
-    update: Any
-    play: Any
+    kernels: Any  # their module, with `Buffers`, `Hyperparameters`, `TAGS` and `empty_state`
+    settings: Callable[[Any], Any]  # makes its settings
+    update: Any  # the compiled update of all runs
+    play: Any  # a block of episodes
 
 
 @lru_cache(maxsize=32)

@@ -106,13 +106,13 @@ def layered(
     """The reachable states of a model, layer by layer, in normal form, with the units that lead back."""
     budgets_of(budget, len(model.costs))  # refused here, before anything is unrolled
     n, several = model.states, int((model.initial > 0).sum()) > 1
-    transitions, rewards, costs, allowed = model.transitions, model.rewards, model.costs, model.allowed
-    if several and transitions.dim() == 4:  # in the first layer the start is drawn, and the steps begin in the second
-        transitions, rewards = (torch.cat([table[:1], table]) for table in (transitions, rewards))
-        costs = torch.cat([costs[:, :1], costs], dim=1)
-    if several and allowed.dim() == 3:
-        allowed = torch.cat([allowed[:1], allowed])
-    allowed = allowed.clone()
+
+    def by_layer(table: Tensor, constant: int, axis: int = 0) -> Tensor:
+        """A table by step with one step more: in the first layer the start is drawn, and the steps begin in the second."""
+        return torch.cat([table.narrow(axis, 0, 1), table], axis) if several and table.dim() > constant else table
+
+    transitions, rewards, costs = by_layer(model.transitions, 3), by_layer(model.rewards, 2), by_layer(model.costs, 3, axis=1)
+    allowed = by_layer(model.allowed, 2).clone()
     allowed[..., n + 1, 1:] = False  # one action draws the start
     first, layers = (n + 1, horizon + 1) if several else (int(model.initial.argmax()), horizon)
     ends: dict[str, Any] = {
@@ -158,11 +158,6 @@ def _model(
     ended, initial = _terminal(terminal, n), initial_of(start, n)
     if (initial[ended] > 0).any():
         raise InvalidInput(f"start is {brief(start)}, a terminal state; an episode must begin before it ends.")
-    steps = max([transitions.dim() - 3, rewards.dim() - 2, *(mean.dim() - 2 for mean, _ in means)])
-    if steps:  # one of them changes with the step, and so all are given by step
-        transitions = transitions if transitions.dim() == 4 else transitions.expand(horizon, -1, -1, -1)
-        rewards = rewards if rewards.dim() == 3 else rewards.expand(horizon, -1, -1)
-        means = [(mean if mean.dim() == 3 else mean.expand(horizon, -1, -1), ends) for mean, ends in means]
     extra = bool(ended.any()) or discount < 1 or int((initial > 0).sum()) > 1
     ranges = [
         (min(0.0, low), max(0.0, high)) if extra else (low, high) for low, high in (reward_range, *(ends for _, ends in means))
