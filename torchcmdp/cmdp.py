@@ -89,11 +89,10 @@ class LayeredCMDP:
 
     def _check_extras(self) -> None:
         """Refuse units of another CMDP, and what is neither units nor an origin."""
-        if self.origin is not None:
-            check_kind("origin", self.origin, Origin, "an Origin, or None")
+        check_kind("origin", self.origin, Origin | None, "an Origin, or None")
+        check_kind("units", self.units, Units | None, "Units, or None")
         if self.units is None:
             return
-        check_kind("units", self.units, Units, "Units, or None")
         shapes = {
             "reward_scale": self.batch_shape,
             "cost_scale": (*self.batch_shape, self.constraints),

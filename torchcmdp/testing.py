@@ -61,8 +61,7 @@ def check_learner(
     """
     cmdp = _asked(make, cmdp, episodes, dtypes)
     not_negative("tolerance", tolerance)
-    if meta is not None:
-        check_kind("meta", meta, Callable, "None, or a function as make is")
+    check_kind("meta", meta, Callable | None, "None, or a function as make is")
     for dtype in dtypes:
         _check_playing(make, cmdp.to(dtype=dtype), episodes)
     seen = _play(_learner(make, cmdp, RUNS), _simulator(cmdp, RUNS), episodes)
@@ -125,8 +124,7 @@ def check_environment(make: Callable[[int], Any], *, episodes: int = 4, meta: Ca
         meta: As `make`, for an environment on the meta device, which has no values to read.
     """
     _asked(make, None, episodes)
-    if meta is not None:
-        check_kind("meta", meta, Callable, "None, or a function as make is")
+    check_kind("meta", meta, Callable | None, "None, or a function as make is")
     env = make(RUNS)
     layout: Layout = env.layout
     policies = [_random_policy(layout, RUNS, seed).to(env.device, env.dtype) for seed in range(episodes)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, Origin
-from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor, first, number, switch, tensors_of, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, check_tensor, first, number, tensors_of, whole_number
 from torchcmdp.layout import MOST_LAYERS, Layout
 from torchcmdp.planning import least_totals, refuse_unkept, slater_gap
 from torchcmdp.units import NormalForm, normal_form
@@ -63,8 +63,7 @@ def unroll(
         raise InvalidInput(f"horizon is {brief(horizon)}; an episode has fewer than {MOST_LAYERS:,} steps.")
     states, actions = _check_tables(P, r, g, horizon)
     number("start", start, f"a state between 0 and {states - 1}", lambda found: found.is_integer() and 0 <= found < states)
-    if sparse is not None:
-        switch("sparse", sparse)
+    check_kind("sparse", sparse, bool | None, "True or False")
     allowed = _allowed(mask, (horizon, states, actions), P.device)
     r, g = _filled(r[None], allowed)[0], _filled(g, allowed)
     told = {"sense": not isinstance(sense, str) or sense != "<=", "reward_range": reward_range is not None}

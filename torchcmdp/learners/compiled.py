@@ -64,8 +64,13 @@ def obstacle(learner: Learner, gpu: bool = False) -> str:
     name = type(learner).__name__
     if face_of(type(learner)) is None:
         return f"{name} has no kernels: some learners of this library have, and a subclass may do anything"
-    if why := _device_obstacle(learner, gpu):
-        return why
+    if gpu:
+        from torchcmdp.kernels import cuda  # here, because numba takes half a second to import
+
+        if why := cuda.obstacle(learner.device):
+            return why
+    elif learner.device.type != "cpu":
+        return f"{name} is on {learner.device}, and these kernels compute on the CPU"
     if learner.dtype != torch.float64:
         return f"{name} is in {learner.dtype}, and kernels compute in torch.float64"
     if learner.ties is not None or learner.known_rewards is not None or learner.known_costs is not None:
@@ -80,16 +85,6 @@ def obstacle(learner: Learner, gpu: bool = False) -> str:
     if level >= 0 or any(value is not None and value.requires_grad for value in own):
         return f"somebody differentiates {name}"
     return ""
-
-
-def _device_obstacle(learner: Learner, gpu: bool) -> str:
-    """`obstacle`, of where the learner is."""
-    if not gpu:
-        on_cpu = learner.device.type == "cpu"
-        return "" if on_cpu else f"{type(learner).__name__} is on {learner.device}, and these kernels compute on the CPU"
-    from torchcmdp.kernels import cuda  # here, because numba takes half a second to import
-
-    return cuda.obstacle(learner.device)
 
 
 def _solver_compiled(solver: Any, device: torch.device, gpu: bool) -> bool:

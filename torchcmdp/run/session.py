@@ -166,12 +166,6 @@ class Session:
         """How many of so many episodes were past the learner's horizon."""
         return max(0, played - (self.horizon - self.first_update))
 
-    def _late_count(self) -> dict[str, Tensor]:
-        """Of a run that goes past the learner's horizon, how many of its episodes have."""
-        if not self._late(self.episodes):
-            return {}
-        return {PAST_HORIZON: torch.full((self.env.runs,), self._late(self.played), device=self.env.device)}
-
     @property
     def horizon(self) -> int:
         """T, for which the learner was made; the length of the run where it does not say."""
@@ -272,13 +266,15 @@ class Session:
 
     def result(self) -> RunResult:
         """What all runs of all processes measured."""
-        curves = self.tracker.curves()
+        curves, counts = self.tracker.curves(), self.diagnostics.counts()
+        if self._late(self.episodes):
+            counts[PAST_HORIZON] = torch.full((self.env.runs,), self._late(self.played), device=self.env.device)
         own: dict[str, Any] = {
             **{name: curve for name, curve in curves.items() if name in RunResult.__dataclass_fields__},
             "safe_value": curves["comparator_reward"][:, -1] / self.last_point,
             "best_value": curves["best_reward"][:, -1] / self.last_point,
             "diagnostics": self.diagnostics.means(self.played),
-            "counts": {**self.diagnostics.counts(), **self._late_count()},
+            "counts": counts,
             "units": self._scales(),
             "seconds": self.seconds,
         }

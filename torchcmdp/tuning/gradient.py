@@ -74,8 +74,7 @@ def estimate_gradient(
         tick: Called after every episode.
     """
     check_study(study)
-    if tick is not None:
-        check_kind("tick", tick, Callable, "a function without arguments, or None")
+    check_kind("tick", tick, Callable | None, "a function without arguments, or None")
     how, names, point = estimator_of(estimator), tuple(study.check(scales)), log_point(scales)
     repeats = whole_number("repeats", repeats, least=1)
     check_memory(f"{brief(repeats)} repeats", how.runs(study, len(names), repeats) * len(names) * 4)

@@ -42,14 +42,13 @@ class Smoothed(Estimator):
 
     def __post_init__(self) -> None:
         switch("redraw", self.redraw)
-        if self.control is not None:
-            check_kind("control", self.control, Through, "a Through, such as Through(), or None")
-            if self.window is not None:
+        check_kind("control", self.control, Through | None, "a Through, such as Through(), or None")
+        if self.window is not None:
+            if self.control is not None:
                 raise InvalidInput(
                     f"control is given with a window of {brief(self.window)} episodes; what a control explains is the noise of "
                     "whole runs, so that window must be None."
                 )
-        if self.window is not None:
             whole_number("window", self.window, least=1)
         for value in self.sigma.values() if isinstance(self.sigma, Mapping) else [self.sigma]:
             positive("sigma", value)

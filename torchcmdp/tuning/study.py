@@ -134,8 +134,7 @@ class Study:
         _check_whole("instances", instances, self.instances)
         if groups is not None:
             _check_whole("groups", groups, len(instances), len(instances))
-        if tick is not None:
-            check_kind("tick", tick, Callable, "a function without arguments, or None")
+        check_kind("tick", tick, Callable | None, "a function without arguments, or None")
         env = self.environment(instances, whole_number("seed", seed, least=0))
         if distinct_runs is not None:
             env.share_streams(distinct_runs)
