@@ -86,7 +86,9 @@ def from_arrays(
     horizon = whole_number("horizon", horizon, least=1)
     discount = number("discount", discount, "a number in (0, 1]", lambda found: 0 < found <= 1)
     model = _model(P, R, C, horizon, start, mask, terminal, discount)
-    cmdp = layered(model, horizon, budget, sense, reward_range, cost_range)
+    told: dict[str, Any] = {"reward_range": reward_range, "cost_ranges": cost_range}
+    told = {name: ends for name, ends in told.items() if ends is not None}
+    cmdp = layered(replace(model, **told), horizon, budget, sense)
     if discount < 1 and cmdp.origin is not None:
         ends = [model.reward_range, *model.cost_ranges]
         tail = discount**horizon / (1 - discount)
@@ -95,14 +97,7 @@ def from_arrays(
     return cmdp.to(device, dtype)
 
 
-def layered(
-    model: Model,
-    horizon: int,
-    budget: object,
-    sense: str | Sequence[str] = "<=",
-    reward_range: Ends | None = None,
-    cost_range: Ends | Sequence[Ends] | None = None,
-) -> LayeredCMDP:
+def layered(model: Model, horizon: int, budget: object, sense: str | Sequence[str]) -> LayeredCMDP:
     """The reachable states of a model, layer by layer, in normal form, with the units that lead back."""
     budgets_of(budget, len(model.costs))  # refused here, before anything is unrolled
     n, several = model.states, int((model.initial > 0).sum()) > 1
@@ -115,10 +110,7 @@ def layered(
     allowed = by_layer(model.allowed, 2).clone()
     allowed[..., n + 1, 1:] = False  # one action draws the start
     first, layers = (n + 1, horizon + 1) if several else (int(model.initial.argmax()), horizon)
-    ends: dict[str, Any] = {
-        "reward_range": model.reward_range if reward_range is None else reward_range,
-        "cost_range": model.cost_ranges if cost_range is None else cost_range,
-    }
+    ends: dict[str, Any] = {"reward_range": model.reward_range, "cost_range": model.cost_ranges}
     cmdp = unroll(transitions, rewards, costs, horizon=layers, start=first, budget=budget, sense=sense, mask=allowed, **ends)
     assert cmdp.units is not None and cmdp.origin is not None
     # where an episode is over, or has not begun, nothing is earned and nothing met: that much is known
