@@ -22,6 +22,7 @@ from torchcmdp.identity import digest, untold
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Row = Mapping[str, float]  # a logging point
 FORMAT = 6
 CURVES_FILE = "curves.npz"
 ADVICE = "take another folder (--name), or start over with fresh=True (--fresh)"
@@ -63,13 +64,7 @@ class RunFolder:
         self._resuming = state is not None
         return state
 
-    def begin(
-        self,
-        config: Mapping[str, Any],
-        rows: Sequence[Mapping[str, float]],
-        banded: Sequence[str],
-        extras: Sequence[Mapping[str, float]] = (),
-    ) -> None:
+    def begin(self, config: Mapping[str, Any], rows: Sequence[Row], banded: Sequence[str], extras: Sequence[Row] = ()) -> None:
         """Bring the files to the state of a run with these logging points, of which `extras` are for TensorBoard alone.
 
         The `banded` tags have a 95% band.
@@ -101,13 +96,13 @@ class RunFolder:
         """Write what was measured in every run."""
         write_file(self.path / CURVES_FILE, curves)
 
-    def append(self, row: Mapping[str, float], extra: Mapping[str, float]) -> None:
+    def append(self, row: Row, extra: Row) -> None:
         """Write one logging point; `extra` goes to TensorBoard alone."""
         self.append_row(row)
         if self._writer is not None:
             self._writer.point(int(row["episode"]), _scalars(row, extra))
 
-    def append_row(self, row: Mapping[str, float]) -> None:
+    def append_row(self, row: Row) -> None:
         """Write one row of `metrics.csv` and nothing to TensorBoard."""
         new, self._columns = not self._columns, self._columns or list(row)
         append_to_file(self.path / "metrics.csv", _table(self._columns, [row], head=new))
@@ -140,11 +135,11 @@ def _lock(folder: RunFolder) -> Callable[[], Any]:
     return release
 
 
-def _scalars(row: Mapping[str, float], extra: Mapping[str, float]) -> dict[str, float]:
+def _scalars(row: Row, extra: Row) -> dict[str, float]:
     return {**{tag: value for tag, value in row.items() if tag != "episode"}, **extra}
 
 
-def _table(columns: Sequence[str], rows: Sequence[Mapping[str, float]], *, head: bool) -> bytes:
+def _table(columns: Sequence[str], rows: Sequence[Row], *, head: bool) -> bytes:
     """Lines of `metrics.csv`."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, extrasaction="ignore")

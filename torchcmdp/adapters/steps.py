@@ -143,13 +143,7 @@ class Steps:
     """
 
     def __init__(
-        self,
-        cmdp: LayeredCMDP,
-        rewards: Process | None = None,
-        costs: Process | None = None,
-        runs: int = 1,
-        budget: object = None,
-        constraint: int | None = None,
+        self, cmdp: LayeredCMDP, rewards: Process | None, costs: Process | None, runs: int, budget: object, constraint: int | None
     ) -> None:
         check_cmdp(cmdp)
         rewards, costs = (Fixed(mean) if given is None else given for mean, given in ((cmdp.rewards, rewards), (cmdp.costs, costs)))
