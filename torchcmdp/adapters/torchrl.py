@@ -86,11 +86,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
             return Unbounded((runs, width), dtype=self.cmdp.dtype, device=device)
 
         n = layout.total_states
-        state = {
-            "state": number(layout.width),
-            "layer": number(layout.layers + 1),
-            "episode": Unbounded((runs,), dtype=torch.int64, device=device),
-        }
+        episode = Unbounded((runs,), dtype=torch.int64, device=device)
+        state = {"state": number(layout.width), "layer": number(layout.layers + 1), "episode": episode}
         self.observation_spec = Composite(
             observation=OneHot(n, shape=(runs, n), dtype=torch.float32, device=device) if self.one_hot else number(n),
             **{name: spec.clone() for name, spec in state.items()},
@@ -125,12 +122,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         return output.update({**feedback, "done": done, "terminated": done.clone()})
 
     def _tensordict(self, layer: Tensor, state: Tensor, episode: Tensor) -> TensorDict:
-        entries = {
-            "observation": self.steps.observation(layer, state, one_hot=self.one_hot),
-            "state": state,
-            "layer": layer,
-            "episode": episode.clone(),
-        }
+        seen = self.steps.observation(layer, state, one_hot=self.one_hot)
+        entries = {"observation": seen, "state": state, "layer": layer, "episode": episode.clone()}
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:

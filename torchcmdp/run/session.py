@@ -279,13 +279,8 @@ class Session:
             "seconds": self.seconds,
         }
         episodes = torch.tensor([int(row["episode"]) for row in self.rows])
-        return RunResult(
-            **join(self.crew.tell(own), first_axes(own)),
-            episodes=episodes,
-            bounds=self._bounds(episodes.to(torch.float64)),
-            config=self.config,
-            completed=self.completed,
-        )
+        told: dict[str, Any] = {"episodes": episodes, "bounds": self._bounds(episodes.to(torch.float64)), "config": self.config}
+        return RunResult(**join(self.crew.tell(own), first_axes(own)), **told, completed=self.completed)
 
     def _bounds(self, t: Tensor) -> dict[str, Tensor]:
         """The trivial bound at episodes `t`, and those of the theorems that the learner says are its own (`theorems`)."""

@@ -89,12 +89,8 @@ def log_point(scales: Mapping[str, float]) -> Tensor:
 def summary(study: Study, found: Samples) -> Estimate:
     """Means and errors of samples."""
     gradient, half = mean_and_interval(found.derivatives)
-    return Estimate(
-        gradient=gradient,
-        standard_error=found.derivatives.std(0) / len(found.derivatives) ** 0.5,
-        half_width=half,
-        **values_of(study, found.played),
-    )
+    error = found.derivatives.std(0) / len(found.derivatives) ** 0.5
+    return Estimate(gradient=gradient, standard_error=error, half_width=half, **values_of(study, found.played))
 
 
 def values_of(study: Study, played: Any) -> dict[str, float]:
