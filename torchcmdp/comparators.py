@@ -78,8 +78,8 @@ class Comparators:
         if not self.changing:
             return
         sums, count = ((self.env.rewards, self.reward_sum), (self.env.costs, self.cost_sum)), max(episodes, 1)
-        means = (process.values if process.stationary else total / count for process, total in sums)
-        self._find(self._cmdp, *means, self.worst_cost)
+        rewards, costs = (process.values if process.stationary else total / count for process, total in sums)
+        self._find(self._cmdp, rewards, costs, self.worst_cost)
         self._points["reward_points"].append(self.reward_sum.clone())
         self._points["anytime_points"].append(expected_value(self.reward_sum, self.safe))
 

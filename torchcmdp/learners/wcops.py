@@ -243,9 +243,8 @@ class WCOPS(Learner):
 
     def _project(self, loss: Tensor, safe_set: SafeSet) -> ProjectionResult:
         """Line 10: argmin eta <loss, q> + KL(q, qhat_t) over the safe set."""
-        return project(
-            loss, None, safe_set, self.hyperparameter("eta"), log_reference=self.log_reference, solver=self.solver
-        )  # fmt: skip
+        eta, reference = self.hyperparameter("eta"), self.log_reference
+        return project(loss, None, safe_set, eta, log_reference=reference, solver=self.solver)
 
     def _diagnose(self) -> dict[str, Tensor]:
         """Of the last update: solver iterations, residual and status, and what the cost model says."""
