@@ -67,7 +67,7 @@ def check_learner(
     seen = _play(_learner(make, cmdp, RUNS), _simulator(cmdp, RUNS), episodes)
     _check_learners_runs(make, cmdp, seen, tolerance)
     pair = _learner(make, cmdp, RUNS), _learner(make, cmdp, RUNS)
-    _check_state(*pair, seen, lambda learner, trajectory: learner.update(trajectory), _looked)
+    _check_state(*pair, seen, "update", _looked)
     if meta is not None:
         away = cmdp.to("meta")
         learner = _learner(meta, away, RUNS)
@@ -106,8 +106,7 @@ def check_process(
     own = cmdp.rewards.shape if kind == "rewards" else cmdp.costs.shape
     _check_processes_runs(make, cmdp, policies, own)
     pair = make(cmdp, RUNS), make(cmdp, RUNS)
-    step = lambda process, policy: process.advance(policy)  # noqa: E731
-    _check_state(*pair, policies, step, lambda process: process.values.expand(RUNS, *own))
+    _check_state(*pair, policies, "advance", lambda process: process.values.expand(RUNS, *own))
     if meta:
         process = make(cmdp.to("meta"), RUNS)
         for policy in policies[:2]:
@@ -216,21 +215,19 @@ def _check_learners_runs(make: Callable[..., Any], cmdp: LayeredCMDP, seen: list
         _hold(same and near, first, f"gave run {j} another policy alone than in a batch of {RUNS}")
 
 
-def _check_state(
-    straight: Any, resumed: Any, seen: Sequence[Any], step: Callable[[Any, Any], Any], shown: Callable[[Any], Tensor]
-) -> None:
+def _check_state(straight: Any, resumed: Any, seen: Sequence[Any], step: str, shown: Callable[[Any], Tensor]) -> None:
     """A state goes through a file, into a thing that has seen others, and continues to the last bit; and what it says of itself."""
     half = len(seen) // 2
     for each in seen[:half]:
-        step(straight, each)
+        getattr(straight, step)(each)
     for each in seen[-2:]:
-        step(resumed, each)
+        getattr(resumed, step)(each)
     shown(resumed)  # whatever it has computed before must be forgotten
     resumed.load_state_dict(_stored(straight.state_dict()))
     for each in seen[half:]:
         _hold(torch.equal(shown(straight), shown(resumed)), straight, CONTINUES)
-        step(straight, each)
-        step(resumed, each)
+        getattr(straight, step)(each)
+        getattr(resumed, step)(each)
     _hold(_equal(straight.state_dict(), resumed.state_dict()), straight, CONTINUES)
     _check_config(straight, resumed)
 

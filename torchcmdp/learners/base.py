@@ -171,8 +171,7 @@ class Learner(nn.Module, ABC):
 
     def retune(self, other: Self) -> None:
         """Go on with the hyperparameters of another learner of the same kind, and with this one's state."""
-        own, theirs = self.modules(), other.modules()
-        for part, model in zip(own, theirs, strict=True):
+        for part, model in zip(self.modules(), other.modules(), strict=True):
             for name in (*self.hyperparameters, "margin"):
                 if name in part._buffers or name in part._parameters:
                     setattr(part, name, getattr(model, name))

@@ -60,12 +60,11 @@ class Smoothed(Estimator):
 
     def spread(self, names: tuple[str, ...]) -> Tensor:
         """sigma of every parameter, `(P,)`."""
-        if isinstance(self.sigma, Mapping):
-            lacks = [name for name in names if name not in self.sigma]
-            if lacks:
-                raise InvalidInput(f"sigma has no {lacks[0]}; it needs a number for each of {', '.join(names)}.")
-        values = [self.sigma[name] if isinstance(self.sigma, Mapping) else self.sigma for name in names]
-        return torch.tensor(values, dtype=torch.float64)
+        sigma = self.sigma if isinstance(self.sigma, Mapping) else dict.fromkeys(names, self.sigma)
+        for name in names:
+            if name not in sigma:
+                raise InvalidInput(f"sigma has no {name}; it needs a number for each of {', '.join(names)}.")
+        return torch.tensor([sigma[name] for name in names], dtype=torch.float64)
 
     def windows(self, study: Study) -> int:
         """How many windows a run has."""
