@@ -127,8 +127,8 @@ class LayeredCMDP:
         check_device(device)
         check_dtype(self.dtype if dtype is None else dtype)
         device, dtype = self.device if device is None else device, self.dtype if dtype is None else dtype
-        P, r, g = (tensor.to(device, dtype) for tensor in (self.transitions, self.rewards, self.costs))
-        return LayeredCMDP(self.layout, P, r, g, None if self.units is None else self.units.to(device, dtype), self.origin)
+        tables = {name: getattr(self, name).to(device, dtype) for name in TABLES}
+        return replace(self, **tables, units=self.units and self.units.to(device, dtype))
 
     def __getitem__(self, index: int) -> LayeredCMDP:
         """One CMDP of a batch."""

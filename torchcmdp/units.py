@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,21 +75,18 @@ class Units:
         """By how much costs that sum to `sums` here exceed their budgets, and utilities fall short of theirs, `(... x m)`."""
         return sums * self.cost_scale
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it that is a tensor, by name."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+    def mapped(self, change: Callable[[str, Tensor], Tensor]) -> Units:
+        """The same with other tensors, as a function says of the name and the value of each."""
+        changed: dict[str, Any] = {name: change(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **changed)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Units:
         """The same elsewhere; the scales stay in float64, and the ends of ranges take the type of the CMDP."""
-        moved: dict[str, Any] = {
-            name: value.to(device, dtype if name in ("reward_high", "cost_low") else None) for name, value in self.tensors().items()
-        }
-        return replace(self, **moved)
+        return self.mapped(lambda name, value: value.to(device, dtype if name in ("reward_high", "cost_low") else None))
 
     def __getitem__(self, index: int) -> Units:
         """Those of one CMDP of a batch."""
-        entries: dict[str, Any] = {name: value[index] for name, value in self.tensors().items()}
-        return replace(self, **entries)
+        return self.mapped(lambda _, value: value[index])
 
     def config(self) -> dict[str, Any]:
         """What defines them, ready for JSON."""
@@ -110,8 +107,7 @@ def stack_units(units: Sequence[Units | None]) -> Units | None:
         return None
     if len(found) < len(units) or any(each.sense != found[0].sense for each in found):
         raise InvalidInput("some of these CMDPs have units and some have none, or others; a batch has the same kind for all.")
-    stacked: dict[str, Any] = {name: torch.stack([each.tensors()[name] for each in found]) for name in found[0].tensors()}
-    return replace(found[0], **stacked)
+    return found[0].mapped(lambda name, _: torch.stack([getattr(each, name) for each in found]))
 
 
 @dataclass(frozen=True, eq=False)
