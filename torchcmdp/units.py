@@ -17,6 +17,7 @@ SENSES = ("<=", ">=")
 SCALES = ("reward_scale", "cost_scale")
 ROUNDING = 1e-12  # of what remains of a cost less its share of the budget, in units of the larger of them
 Ends = tuple[float, float]
+MakeUnits = Callable[[Tensor], "Units"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,41 +111,6 @@ def stack_units(units: Sequence[Units | None]) -> Units | None:
     return found[0].mapped(lambda name, _: torch.stack([getattr(each, name) for each in found]))
 
 
-@dataclass(frozen=True, eq=False)
-class NormalForm:
-    """Tables in normal form, and the numbers that lead back.
-
-    Attributes:
-        rewards, costs: Of the shapes given, in [0, 1] and [-1, 1].
-        low, high: The smallest and the largest reward, which are shown as 0 and 1.
-        scales, budget: `(m,)`.
-        sense: m of them.
-        cost_low: The smallest cost of a step in normal form, `(m,)`.
-    """
-
-    rewards: Tensor
-    costs: Tensor
-    low: float
-    high: float
-    scales: Tensor
-    budget: Tensor
-    sense: tuple[str, ...]
-    cost_low: Tensor
-
-    def units(self, layers: int, pair_mask: Tensor) -> Units:
-        """The units of a CMDP of so many layers, every pair of which may earn and cost what any may."""
-        real = pair_mask.to(self.rewards.dtype)
-        return Units(
-            torch.tensor(self.high - self.low, dtype=torch.float64, device=real.device),
-            torch.tensor(self.low * layers, dtype=torch.float64, device=real.device),
-            self.scales,
-            self.budget,
-            self.sense,
-            real,
-            self.cost_low.to(real)[:, None, None, None] * real,
-        )
-
-
 def normal_form(
     rewards: Tensor,
     costs: Tensor,
@@ -153,10 +119,11 @@ def normal_form(
     sense: str | Sequence[str] = "<=",
     reward_range: Ends | None = None,
     cost_range: Ends | Sequence[Ends] | None = None,
-) -> NormalForm:
-    """Map tables of any finite range to rewards in [0, 1] and costs in [-1, 1] with threshold zero.
+) -> tuple[Tensor, Tensor, MakeUnits]:
+    """Tables of any finite range as rewards in [0, 1] and costs in [-1, 1] with threshold zero, and what gives the units of them.
 
-    Costs are divided by a number only where they leave [-1, 1] or fill less than half of it.
+    Costs are divided by a number only where they leave [-1, 1] or fill less than half of it. The units are those of a CMDP
+    whose pairs, by a mask `(L x S x A)`, may all earn and cost what any may.
 
     Args:
         rewards: Of any shape.
@@ -182,7 +149,13 @@ def normal_form(
     shifted = (sign.view(shape) * (costs.double() - share.view(shape)) / scales.view(shape)).clamp(-1, 1)
     shown = ((rewards.double() - low) / (high - low)).clamp(0, 1)
     lowest = (shifted_ends.amin(-1) / scales).clamp(-1, 1) if m else share
-    return NormalForm(shown.to(rewards.dtype), shifted.to(costs.dtype), low, high, scales, budgets, senses, lowest)
+
+    def units(pair_mask: Tensor) -> Units:
+        real = pair_mask.to(rewards.dtype)
+        scale, offset = (torch.tensor(value, dtype=torch.float64, device=real.device) for value in (high - low, low * layers))
+        return Units(scale, offset, scales, budgets, senses, real, lowest.to(real)[:, None, None, None] * real)
+
+    return shown.to(rewards.dtype), shifted.to(costs.dtype), units
 
 
 def budgets_of(budget: object, constraints: int) -> Tensor:

@@ -86,8 +86,8 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
         self._told = _interval("rewards", rewards), [_interval("costs", ends) for ends in each_range(costs, self.constraints)]
         waiting = torch.zeros(1, dtype=torch.float64)
         reward_ends, *cost_ends = [(min(low, 0.0), max(high, 0.0)) for low, high in (self._told[0], *self._told[1])]
-        form = normal_form(waiting, waiting.expand(self.constraints, 1), steps, budget, sense, reward_ends, cost_ends)
-        self.units, self._low, self._high = form.units(steps, self.layout.pair_mask()), form.low, form.high
+        *_, make_units = normal_form(waiting, waiting.expand(self.constraints, 1), steps, budget, sense, reward_ends, cost_ends)
+        self.units, self._low = make_units(self.layout.pair_mask()), reward_ends[0]
         signs, scales, ends = self.units.sign, self.units.cost_scale, torch.tensor(cost_ends, dtype=torch.float64).reshape(-1, 2)
         least, limits = (signs[:, None] * ends).amin(-1) * steps, signs * self.units.budget
         refuse_unkept(least, limits, scales, signs, steps)  # what policies can reach within the ends is not known here
@@ -128,7 +128,7 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
     def normal_form(self, reward: float, costs: np.ndarray, layer: int) -> tuple[float, np.ndarray]:
         """The reward in [0, 1] and the costs in [-1, 1] with threshold zero, `(m,)`, of a step from a layer that showed these."""
         scaled = (costs - self._share) / self.units.cost_scale.numpy()
-        return min(max((reward - self._low) / (self._high - self._low), 0.0), 1.0), np.clip(scaled, -1, 1)  # rounding alone
+        return min(max((reward - self._low) / float(self.units.reward_scale), 0.0), 1.0), np.clip(scaled, -1, 1)  # rounding alone
 
     def _check_ends(self, move: Move, costs: np.ndarray) -> None:
         """Refuse a reward or a cost beyond the ends that were given."""
