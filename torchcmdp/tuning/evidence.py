@@ -11,6 +11,7 @@ from torchcmdp.confidence import upper_occupancy
 from torchcmdp.costs import path_costs
 from torchcmdp.costs.evidence import RepeatedEvidence
 from torchcmdp.errors import InvalidInput
+from torchcmdp.estimation import learning_rate
 from torchcmdp.learners import Evidence
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.wcops import WCOPS
@@ -34,8 +35,9 @@ class MixedEvidence(Evidence):
 
     def revise(self, estimate: Tensor, gamma_excess: Tensor, visits: Tensor) -> tuple[Tensor, Tensor]:
         """As in `Evidence`, in value; the derivatives are those of `mean`."""
-        value, rate = super().revise(estimate, gamma_excess, visits)
-        return _valued(value, self.mean.revise(estimate, gamma_excess, visits)[0]), rate
+        expected, _ = self.mean.revise(estimate, gamma_excess, visits)
+        rate = learning_rate(gamma_excess, visits) * self.visited.unsqueeze(-4)
+        return _valued(estimate + rate * (self.costs - estimate), expected), rate
 
 
 def expected_evidence(
