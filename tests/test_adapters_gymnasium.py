@@ -181,6 +181,14 @@ def test_no_constraint_pays_for_another(cmdp):
         assert info["episode_cost"] >= info["episode_costs"].max() - 1e-12 and env.cost_limit == 0
 
 
+def test_each_run_of_a_batch_without_units_shows_its_own_worst_cost():
+    env = CMDPVectorEnv(stack_cmdps([random_cmdp((1, 2, 2, 1), 2, 2, seed=seed) for seed in range(6)]), 6)
+    env.reset(seed=0)
+    for _ in range(3):
+        info = env.step(np.zeros(6, np.int64))[4]
+        assert np.array_equal(info["cost"], info["costs"].max(-1)) and env.cost_limit == 0
+
+
 @pytest.mark.parametrize(
     "program",
     [

@@ -52,7 +52,7 @@ def test_a_network_is_asked_for_all_states_one_hot(cmdp: tc.LayeredCMDP, dtype: 
     layout = cmdp.layout
     network = nn.Sequential(nn.Linear(layout.total_states, layout.actions), nn.Softmax(-1)).to(dtype)
     table = torch.zeros(layout.pair_shape, dtype=dtype)
-    steps = Steps(cmdp)
+    steps = Steps(cmdp, None, None, 1, None, None)
     for k in range(layout.layers):
         for x in range(layout.widths[k]):
             state = steps.observation(torch.tensor(k), torch.tensor(x), one_hot=True).to(dtype)

@@ -60,8 +60,8 @@ def test_the_normal_form_fills_its_ranges_and_knows_its_ends() -> None:
 
 def test_costs_that_fit_are_left_alone_and_small_ones_are_stretched() -> None:
     for costs, scale in (([[0.0, 1.0]], 1.0), ([[0.0, 0.01]], 0.0075), ([[0.0, 40.0]], 30.0)):
-        form = normal_form(torch.zeros(2), torch.tensor(costs).double(), 2, max(costs[0]) / 2)
-        assert form.scales.tolist() == pytest.approx([scale])
+        *_, units = normal_form(torch.zeros(2), torch.tensor(costs).double(), 2, max(costs[0]) / 2)
+        assert units(torch.ones(1, 1, 2, dtype=torch.bool)).cost_scale.tolist() == pytest.approx([scale])
 
 
 @pytest.mark.parametrize("cost", [0.1, 1e-9, 0.7e9, -0.1, 0.0])

@@ -77,13 +77,9 @@ class Comparators:
         """Keep a point, after `episodes` updates, and find the comparators anew where they change."""
         if not self.changing:
             return
-        count, rewards, costs = max(episodes, 1), self.env.rewards, self.env.costs
-        self._find(
-            self._cmdp,
-            rewards.values if rewards.stationary else self.reward_sum / count,
-            costs.values if costs.stationary else self.cost_sum / count,
-            self.worst_cost,
-        )
+        sums, count = ((self.env.rewards, self.reward_sum), (self.env.costs, self.cost_sum)), max(episodes, 1)
+        rewards, costs = (process.values if process.stationary else total / count for process, total in sums)
+        self._find(self._cmdp, rewards, costs, self.worst_cost)
         self._points["reward_points"].append(self.reward_sum.clone())
         self._points["anytime_points"].append(expected_value(self.reward_sum, self.safe))
 

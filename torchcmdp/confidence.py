@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, first
+from torchcmdp.hyperparameters import PerRun
 from torchcmdp.layout import Layout
 
 if TYPE_CHECKING:
     from torchcmdp.trajectory import Trajectory
 
-Scale = Tensor | float  # a number, or one a run, `(...)`
 CONFIDENCE_KINDS = ("entrywise", "l1", "bernstein", "efroni", "luo")
 
 
@@ -39,8 +39,8 @@ def slots_of(trajectory: Trajectory, layout: Layout) -> Tensor:
     states, actions = trajectory.states, trajectory.actions
     steps = torch.arange(layout.layers, device=states.device)
     met = layout.successors(states.device)[steps, states, actions] == trajectory.next_states.unsqueeze(-1)
-    if met.device.type == "cpu" and not (known := met.any(-1)).all():
-        run, k = (~known).nonzero()[0].tolist()
+    if met.device.type == "cpu" and (place := first(~met.any(-1))):
+        run, k = place
         x, a, y = (int(part[run, k]) for part in (states, actions, trajectory.next_states))
         raise InvalidInput(
             f"run {run} moved from state {x} with action {a} to state {y} in layer {k}, where the layout does not list it."
@@ -187,7 +187,7 @@ def transition_log_term(layout: Layout, horizon: int, delta: float) -> float:
 
 
 def transition_radius(
-    kind: str, visits: Tensor, transition_visits: Tensor, layout: Layout, *, horizon: int, delta: float, radius_scale: Scale = 1.0
+    kind: str, visits: Tensor, transition_visits: Tensor, layout: Layout, *, horizon: int, delta: float, radius_scale: PerRun = 1.0
 ) -> Tensor:
     """How far a transition probability may lie from M / N for each successor: `(... x L x S x A x K)`, zero in the padding.
 
@@ -199,7 +199,7 @@ def transition_radius(
     return radius * layout.transition_mask(visits.device)
 
 
-def _entry_radius(kind: str, center: Tensor, visits: Tensor, layout: Layout, iota: float, radius_scale: Scale) -> Tensor:
+def _entry_radius(kind: str, center: Tensor, visits: Tensor, layout: Layout, iota: float, radius_scale: PerRun) -> Tensor:
     """The radii of `transition_radius` around the center, whatever in the padding: `(... x L x S x A x K)` or `(... x 1)`."""
     samples = visits.clamp_min(1).unsqueeze(-1)
     if kind == "entrywise":
@@ -220,7 +220,7 @@ def _entry_radius(kind: str, center: Tensor, visits: Tensor, layout: Layout, iot
 
 
 def confidence_set(
-    kind: str, visits: Tensor, transition_visits: Tensor, layout: Layout, *, horizon: int, delta: float, radius_scale: Scale = 1.0
+    kind: str, visits: Tensor, transition_visits: Tensor, layout: Layout, *, horizon: int, delta: float, radius_scale: PerRun = 1.0
 ) -> KernelSet:
     """The transition kernels that the visits so far leave plausible (line 8; the first three kinds are those of D7).
 

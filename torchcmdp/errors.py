@@ -111,8 +111,8 @@ def check_delta(delta: float, name: str = "delta") -> None:
         number(name, delta, "a number that lies strictly between 0 and 1", lambda found: 0 < found < 1)
 
 
-def check_kind(name: str, value: object, kind: type | UnionType, hint: str) -> None:
-    """Refuse what is not of a class; `hint` says what one would pass."""
+def check_kind(name: str, value: object, kind: type | UnionType | Any, hint: str) -> None:
+    """Refuse what is not of a class, or what cannot be called with `Callable`; `hint` says what one would pass."""
     if not isinstance(value, kind):
         raise InvalidInput(f"{name} is {brief(value)}; it must be {hint}.")
 
@@ -137,12 +137,6 @@ def listed(name: str, value: object, hint: str) -> list[Any]:
         raise InvalidInput(f"{name} is {brief(value)}; it must be {hint}.") from None
 
 
-def check_callable(name: str, value: object, hint: str) -> None:
-    """Refuse what cannot be called; `hint` says what one would pass."""
-    if not callable(value):
-        raise InvalidInput(f"{name} is {brief(value)}; it must be {hint}.")
-
-
 def check_tensor(name: str, value: object, axes: int = 0) -> None:
     """Refuse what is not a tensor of real numbers with at least so many axes."""
     if not isinstance(value, Tensor) or value.is_complex() or value.dtype == torch.bool or value.dim() < axes:
@@ -154,6 +148,12 @@ def check_shape(name: str, value: Tensor, shapes: Sequence[tuple[int, ...]], exp
     """Refuse a tensor of none of these shapes."""
     if tuple(value.shape) not in shapes:
         raise InvalidInput(f"{name} has shape {tuple(value.shape)}; {expected}.")
+
+
+def first(wrong: Tensor) -> list[int]:
+    """Where the first True of a tensor with axes is; empty where there is none, and where there are no values to look at."""
+    found: list[int] = [] if wrong.device.type == "meta" or not wrong.any() else wrong.nonzero()[0].tolist()
+    return found
 
 
 def tensors_of(*values: Any) -> list[Any]:
@@ -184,6 +184,12 @@ def check_device(device: object) -> None:
     except (RuntimeError, AssertionError, ValueError, TypeError):  # in PyTorch it depends on the build which
         pass
     raise InvalidInput(f"device is {brief(device)}; it must be a device that this machine has, such as 'cpu' or 'cuda:0'.")
+
+
+def check_place(dtype: object, device: object) -> None:
+    """Refuse what is not a floating-point type on a device."""
+    check_dtype(dtype)
+    check_device(device)
 
 
 def check_memory(what: str, numbers: int) -> None:

@@ -13,13 +13,14 @@ import math
 import torch
 from torch import Tensor
 
+from torchcmdp.hyperparameters import PerRun
 from torchcmdp.layout import Layout
 
 # The smallest variance of a cost that a standard error believes in: a mean of few samples may look like a certain one.
 LEAST_VARIANCE = 0.05
 
 
-def loss_estimate(visited: Tensor, rewards: Tensor, upper: Tensor, gamma: Tensor | float) -> Tensor:
+def loss_estimate(visited: Tensor, rewards: Tensor, upper: Tensor, gamma: PerRun) -> Tensor:
     """The loss 1 - r, importance-weighted by u + gamma at the visited pairs and zero elsewhere (line 5, D6): `(... x L x S x A)`.
 
     Rewards and u are those of the visited pairs, `(... x L)`.
@@ -28,9 +29,7 @@ def loss_estimate(visited: Tensor, rewards: Tensor, upper: Tensor, gamma: Tensor
     return ((1 - rewards) / (upper + gamma))[..., None, None] * visited
 
 
-def doubly_robust_loss(
-    visited: Tensor, rewards: Tensor, upper: Tensor, gamma: Tensor | float, mean_loss: Tensor, visits: Tensor
-) -> Tensor:
+def doubly_robust_loss(visited: Tensor, rewards: Tensor, upper: Tensor, gamma: PerRun, mean_loss: Tensor, visits: Tensor) -> Tensor:
     """m N / (N + 1) + 1{x,a} (1 - r - m) / (u + gamma): the mean loss so far, corrected at the visited pairs, `(... x L x S x A)`.
 
     Only what the mean does not explain is importance-weighted, which leaves less variance. The mean has one sample of loss zero
@@ -87,9 +86,7 @@ def luck_terms(layout: Layout, constraints: int, *, horizon: int, delta: float) 
     return 4 * layers + 6 * layers * unknown, math.log(3 * max(constraints, 1) * horizon / delta)
 
 
-def excess(
-    path_violation: Tensor, threshold: Tensor, threshold_scale: Tensor | float = 1.0, cap_scale: Tensor | float = 1.0
-) -> Tensor:
+def excess(path_violation: Tensor, threshold: Tensor, threshold_scale: PerRun = 1.0, cap_scale: PerRun = 1.0) -> Tensor:
     """Gamma_i = min(max(S_i - threshold_scale C_t, 0), cap_scale C_t): `(... x m)`, for C_t `(...)`.
 
     With one scale for both (D1), scaling C_t would scale Gamma away (D1b).
@@ -125,15 +122,13 @@ def bonus_log_term(layout: Layout, constraints: int, *, horizon: int, delta: flo
     return math.log(2 * max(constraints, 1) * layout.total_states * layout.actions * horizon / delta)
 
 
-def bonus(
-    visits: Tensor, layout: Layout, constraints: int, *, horizon: int, delta: float, bonus_scale: Tensor | float = 1.0
-) -> Tensor:
+def bonus(visits: Tensor, layout: Layout, constraints: int, *, horizon: int, delta: float, bonus_scale: PerRun = 1.0) -> Tensor:
     """b_t = bonus_scale sqrt(2 ln(2 m |X| |A| T / delta) / N(x,a)); zero in the padding, and at N = 0 its value at N = 1."""
     logarithm = bonus_log_term(layout, constraints, horizon=horizon, delta=delta)
     return hoeffding_radius(visits, layout, logarithm, bonus_scale)
 
 
-def hoeffding_radius(visits: Tensor, layout: Layout, logarithm: float, scale: Tensor | float) -> Tensor:
+def hoeffding_radius(visits: Tensor, layout: Layout, logarithm: float, scale: PerRun) -> Tensor:
     """scale sqrt(2 logarithm / N(x,a)) for every pair, with N at least one, and zero in the padding."""
     scale = scale[..., None, None, None] if isinstance(scale, Tensor) else scale
     return scale * (2 * logarithm / visits.clamp_min(1)).sqrt() * layout.pair_mask(visits.device)

@@ -22,6 +22,7 @@ from torchcmdp.identity import digest, untold
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Row = Mapping[str, float]  # a logging point
 FORMAT = 6
 CURVES_FILE = "curves.npz"
 ADVICE = "take another folder (--name), or start over with fresh=True (--fresh)"
@@ -40,7 +41,7 @@ class RunFolder:
         self._resuming = False
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._release = _lock(self)
+            self.close = _lock(self)  # leaves the folder to others
         except OSError as error:
             raise RunFolderError(f"{path} cannot be used as a run folder: {error.strerror or error}.") from error
 
@@ -51,29 +52,19 @@ class RunFolder:
         """
         if self.fresh:
             return None
-        try:
-            state = _load(self.path / "checkpoint.pt")
-            if state is not None and not _same(config, state.get("standing", "")):
-                _compare(self.path, json.loads(state["config"]), config)
-            elif state is None and (self.path / "config.json").exists():
-                _compare(self.path, _read_json(self.path / "config.json"), config)
-            if lacking and ((self.path / "config.json").exists() if state is None else state.get("played") != config["episodes"]):
-                raise RunFolderError(
-                    f"{self.path} holds a run that was interrupted and cannot be continued, since {lacking}; {ADVICE}."
-                )
-        except BaseException:
-            self.close()
-            raise
+        state, begun = _load(self.path / "checkpoint.pt"), (self.path / "config.json").exists()
+        if state is not None and not _same(config, state.get("standing", "")):
+            _compare(self.path, json.loads(state["config"]), config)
+        elif state is None and begun:
+            _compare(self.path, _read_json(self.path / "config.json"), config)
+        if lacking and (begun if state is None else state.get("played") != config["episodes"]):
+            raise RunFolderError(
+                f"{self.path} holds a run that was interrupted and cannot be continued, since {lacking}; {ADVICE}."
+            )
         self._resuming = state is not None
         return state
 
-    def begin(
-        self,
-        config: Mapping[str, Any],
-        rows: Sequence[Mapping[str, float]],
-        banded: Sequence[str],
-        extras: Sequence[Mapping[str, float]] = (),
-    ) -> None:
+    def begin(self, config: Mapping[str, Any], rows: Sequence[Row], banded: Sequence[str], extras: Sequence[Row] = ()) -> None:
         """Bring the files to the state of a run with these logging points, of which `extras` are for TensorBoard alone.
 
         The `banded` tags have a 95% band.
@@ -105,13 +96,13 @@ class RunFolder:
         """Write what was measured in every run."""
         write_file(self.path / CURVES_FILE, curves)
 
-    def append(self, row: Mapping[str, float], extra: Mapping[str, float]) -> None:
+    def append(self, row: Row, extra: Row) -> None:
         """Write one logging point; `extra` goes to TensorBoard alone."""
         self.append_row(row)
         if self._writer is not None:
             self._writer.point(int(row["episode"]), _scalars(row, extra))
 
-    def append_row(self, row: Mapping[str, float]) -> None:
+    def append_row(self, row: Row) -> None:
         """Write one row of `metrics.csv` and nothing to TensorBoard."""
         new, self._columns = not self._columns, self._columns or list(row)
         append_to_file(self.path / "metrics.csv", _table(self._columns, [row], head=new))
@@ -122,10 +113,6 @@ class RunFolder:
             self._writer.images(figures, episode)
             self._writer.finish()
             self._writer.flush()
-
-    def close(self) -> None:
-        """Leave the folder to others."""
-        self._release()
 
 
 def _lock(folder: RunFolder) -> Callable[[], Any]:
@@ -148,11 +135,11 @@ def _lock(folder: RunFolder) -> Callable[[], Any]:
     return release
 
 
-def _scalars(row: Mapping[str, float], extra: Mapping[str, float]) -> dict[str, float]:
+def _scalars(row: Row, extra: Row) -> dict[str, float]:
     return {**{tag: value for tag, value in row.items() if tag != "episode"}, **extra}
 
 
-def _table(columns: Sequence[str], rows: Sequence[Mapping[str, float]], *, head: bool) -> bytes:
+def _table(columns: Sequence[str], rows: Sequence[Row], *, head: bool) -> bytes:
     """Lines of `metrics.csv`."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, extrasaction="ignore")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief, check_device, check_dtype, check_memory, choice, number, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_memory, check_place, choice, number, whole_number
 from torchcmdp.layout import Layout
 from torchcmdp.planning import slater_gap
 
@@ -48,8 +48,7 @@ def random_cmdp(
     if seed >= 2**63:
         raise InvalidInput(f"seed is {brief(seed)}; it must be below 2**63.")
     margin = number("margin", margin)
-    check_dtype(dtype)
-    check_device(device)
+    check_place(dtype, device)
     check_memory(f"{constraints} costs over widths {layout.widths}", 2 * constraints * math.prod(layout.pair_shape))
     if feasibility in ("binding", "tight") and constraints == 0:
         raise InvalidInput(f'feasibility "{feasibility}" needs at least one constraint, and constraints is 0.')

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor
+from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor, first
 
 # Every layer has random numbers of its own, and a stream keeps room for so many.
 MOST_LAYERS = 2**16
@@ -206,8 +206,8 @@ class Layout:
             return tensor
         places, real = self._places(tensor.device), self.transition_mask(tensor.device)
         found = torch.where(real, tensor.gather(-1, places.expand(*tensor.shape[:-1], -1)), 0)
-        if tensor.device.type == "cpu" and (lost := self.dense(found) != tensor).any():
-            *_, k, x, a, y = lost.nonzero()[0].tolist()
+        if tensor.device.type == "cpu" and (lost := first(self.dense(found) != tensor)):
+            *_, k, x, a, y = lost
             raise InvalidInput(
                 f"tensor is not zero at layer {k}, state {x}, action {a}, next state {y}, which the layout does not list there."
             )
@@ -220,14 +220,17 @@ class Layout:
         return {"widths": list(self.widths), "actions": self.actions, **own}
 
     def check_shape(self, name: str, tensor: Tensor, *, kind: str) -> None:
-        """Refuse a tensor whose trailing axes are not those of `kind`: "pair" or "transition"."""
+        """Refuse a tensor whose trailing axes are not those of `kind`: "pair", "transition", or "constraint" of costs of pairs."""
         check_tensor(name, tensor)
-        shape = self.pair_shape if kind == "pair" else self.transition_shape
+        shape = self.transition_shape if kind == "transition" else self.pair_shape
         if tensor.shape[-len(shape) :] != shape:
-            axes = "L x S x A" if kind == "pair" else "L x S x A x S" if self.lists is None else "L x S x A x K"
+            axes = "L x S x A" if kind != "transition" else "L x S x A x S" if self.lists is None else "L x S x A x K"
             raise InvalidInput(
                 f"{name} has shape {tuple(tensor.shape)}; its last axes must be ({axes}) = {shape} for widths {self.widths}."
             )
+        if kind == "constraint" and tensor.dim() < 4:
+            expected = "it needs a constraint axis before (L x S x A), of size 0 when there are no constraints"
+            raise InvalidInput(f"{name} has shape {tuple(tensor.shape)}; {expected}.")
 
     def _places(self, device: torch.device | str | None) -> Tensor:
         """As `successors`, with a zero in the padding, where it can be used as an index."""

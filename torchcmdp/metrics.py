@@ -22,16 +22,8 @@ from torchcmdp.statistics import growth_exponent, mean_and_interval, worst_const
 from torchcmdp.trajectory import Trajectory
 from torchcmdp.units import Units, units_of
 
-__all__ = [
-    "Curves",
-    "Tracker",
-    "episode_regret",
-    "growth_exponent",
-    "in_units",
-    "is_unsafe",
-    "mean_and_interval",
-    "worst_constraint",
-]
+__all__ = ["Curves", "Tracker", "episode_regret", "in_units", "is_unsafe"]
+__all__ += ["growth_exponent", "mean_and_interval", "worst_constraint"]
 
 # What is summed up over the episodes, one number a run and one for each constraint.
 SUMS = ("regret", "reward", "comparator_reward", "realised_reward", "unsafe")
@@ -60,6 +52,21 @@ def _summed(name: str, meaning: str) -> property:
     return property(lambda curves: curves._sum(name), doc=meaning)
 
 
+def _worst(name: str, meaning: str) -> property:
+    """The curve of one of the sums by constraint, of the worst constraint."""
+    return property(lambda curves: worst_constraint(curves._sum(name)), doc=meaning)
+
+
+def _since(name: str, meaning: str) -> property:
+    """The mean of one of the sums over the episodes since the previous point."""
+    return property(lambda curves: curves._per_episode(name), doc=meaning)
+
+
+def _compared(name: str, meaning: str) -> property:
+    """What the comparators know."""
+    return property(lambda curves: getattr(curves.comparators, name), doc=meaning)
+
+
 class Curves:
     """Sums over the episodes of an environment's runs, kept at chosen episodes, and the curves that follow from them.
 
@@ -78,6 +85,14 @@ class Curves:
     realised_reward = _summed("realised_reward", "Rewards along the paths walked, of updates with a trajectory, `(runs x points)`.")
     realised_cost = _summed("realised_cost", "Costs along the paths walked, of updates with a trajectory, `(runs x points x m)`.")
     realised_violation_by_constraint = realised_cost  # the name that results have for it
+    violation = _worst("violation", "V_t, the largest over the constraints of the sum of <g_t, q_t>, `(runs x points)`.")
+    positive_violation = _worst("positive_violation", "The largest over the constraints of the sum of [<g_t, q_t>]^+.")
+    realised_violation = _worst("realised_cost", "The largest over the constraints of the costs met along the paths walked.")
+    episode_return = _since("reward", "Mean of <r_t, q_t> over the episodes since the previous point, `(runs x points)`.")
+    episode_cost = _since("violation", "Mean of <g_t, q_t> over the episodes since the previous point, `(runs x points x m)`.")
+    comparator = _compared("safe", "q*, the state-action occupancy of the best safe policy, `([runs x] L x S x A)`.")
+    feasible = _compared("feasible", "Whether a safe policy exists, `(runs,)`.")
+    rho = _compared("rho", "How safe the safest policy is in its worst pair and episode, up to the last point, `(runs,)`.")
 
     def __init__(self, env: EnvironmentLike, comparators: Comparators) -> None:
         self.comparators, self.updates = comparators, 0
@@ -141,21 +156,6 @@ class Curves:
         return torch.tensor(self._episodes, dtype=torch.int64, device=self.sums.device)
 
     @property
-    def comparator(self) -> Tensor:
-        """q*, the state-action occupancy of the best safe policy, `(L x S x A)` or `(runs x L x S x A)`."""
-        return self.comparators.safe
-
-    @property
-    def feasible(self) -> Tensor:
-        """Whether a safe policy exists, `(runs,)`."""
-        return self.comparators.feasible
-
-    @property
-    def rho(self) -> Tensor:
-        """How safe the safest policy is in its worst pair and episode, up to the last point, `(runs,)`."""
-        return self.comparators.rho
-
-    @property
     def alpha(self) -> Tensor:
         """rho^+ / (1 + rho^+), `(runs,)`."""
         return alpha_of(self.rho)
@@ -191,34 +191,9 @@ class Curves:
         return self._reward_of(self.comparators.best)
 
     @property
-    def violation(self) -> Tensor:
-        """V_t, the largest over the constraints of the sum of <g_t, q_t>, `(runs x points)`."""
-        return worst_constraint(self.violation_by_constraint)
-
-    @property
-    def realised_violation(self) -> Tensor:
-        """The largest over the constraints of the costs met along the paths walked, `(runs x points)`."""
-        return worst_constraint(self.realised_cost)
-
-    @property
-    def positive_violation(self) -> Tensor:
-        """The largest over the constraints of the sum of [<g_t, q_t>]^+, `(runs x points)`."""
-        return worst_constraint(self.positive_violation_by_constraint)
-
-    @property
     def unsafe_share(self) -> Tensor:
         """Share of the episodes so far in which <g_t, q_t> was above zero for some constraint, `(runs x points)`."""
         return self._sum("unsafe") / self._played
-
-    @property
-    def episode_return(self) -> Tensor:
-        """Mean of <r_t, q_t> over the episodes since the previous point, `(runs x points)`."""
-        return self._per_episode("reward")
-
-    @property
-    def episode_cost(self) -> Tensor:
-        """Mean of <g_t, q_t> over the episodes since the previous point, `(runs x points x m)`."""
-        return self._per_episode("violation")
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything measured so far, and what it is compared with."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput, brief, check_device, check_dtype, check_tensor, kind_of
+from torchcmdp.errors import InvalidInput, brief, check_place, check_tensor, first, kind_of
 from torchcmdp.layout import Layout, check_layout
 
 # How far a row of a policy may miss a sum of one: much more than rounding, much less than a mistake.
@@ -91,15 +91,14 @@ def shaped_policy(policy: Any, layout: Layout, runs: int | None = None) -> Tenso
 
 def _check_probabilities(policy: Tensor, layout: Layout) -> None:
     """Refuse what would otherwise be drawn from in silence: entries that are no probabilities, and rows that do not sum to one."""
-    wrong = ~((policy >= 0) & (policy < torch.inf))  # true for NaN as well
-    if wrong.any():
-        *runs, k, x, a = index = wrong.nonzero()[0].tolist()
+    if index := first(~((policy >= 0) & (policy < torch.inf))):  # true for NaN as well
+        *runs, k, x, a = index
         place = f"{_run(runs)}at layer {k}, state {x}, action {a}"
         raise InvalidInput(f"policy is {policy[tuple(index)].item():g} {place}; expected a probability.")
     sums = policy.sum(-1)
-    wrong = ((sums - 1).abs() > ROW_SUM_TOLERANCE.get(policy.dtype, 2e-2)) & layout.state_mask(policy.device)
-    if wrong.any():
-        *runs, k, x = index = wrong.nonzero()[0].tolist()
+    wrong = (sums - 1).abs() > ROW_SUM_TOLERANCE.get(policy.dtype, 2e-2)
+    if index := first(wrong & layout.state_mask(policy.device)):
+        *runs, k, x = index
         raise InvalidInput(f"policy sums to {sums[tuple(index)].item():.6g} {_run(runs)}at layer {k}, state {x}; expected one.")
 
 
@@ -189,8 +188,7 @@ def _check(occupancy: Tensor, layout: Layout) -> None:
 
 def _check_kind(layout: Layout, dtype: torch.dtype, device: torch.device | str | None) -> None:
     check_layout(layout)
-    check_dtype(dtype)
-    check_device(device)
+    check_place(dtype, device)
 
 
 @lru_cache(maxsize=64)

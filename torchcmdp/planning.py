@@ -209,9 +209,7 @@ def _table(cmdp: LayeredCMDP, name: str, given: Tensor | None) -> Tensor:
     check_cmdp(cmdp)
     if given is None:
         return cmdp.costs if name == "costs" else cmdp.rewards
-    cmdp.layout.check_shape(name, given, kind="pair")
-    if name == "costs" and given.dim() < 4:
-        raise InvalidInput(f"costs has shape {tuple(given.shape)}; it needs a constraint axis before (L x S x A).")
+    cmdp.layout.check_shape(name, given, kind="constraint" if name == "costs" else "pair")
     return _placed(cmdp, name, given)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import InvalidInput
+from torchcmdp.errors import InvalidInput, first
 from torchcmdp.layout import Layout, check_layout
 
 # Ends of intervals that miss a distribution by less than this are rounding, of numbers that were float32 once.
@@ -36,14 +36,8 @@ class SafeSet:
 
     def __post_init__(self) -> None:
         check_layout(self.layout)
-        self.layout.check_shape("lower", self.lower, kind="transition")
-        self.layout.check_shape("upper", self.upper, kind="transition")
-        self.layout.check_shape("costs", self.costs, kind="pair")
-        if self.costs.dim() < 4:
-            raise InvalidInput(
-                f"costs has shape {tuple(self.costs.shape)}; it needs a constraint axis before (L x S x A), of size 0 when "
-                "there are no constraints."
-            )
+        for name, kind in (("lower", "transition"), ("upper", "transition"), ("costs", "constraint")):
+            self.layout.check_shape(name, getattr(self, name), kind=kind)
         if not self.lower.device == self.upper.device == self.costs.device:
             devices = ", ".join(str(tensor.device) for tensor in (self.lower, self.upper, self.costs))
             raise InvalidInput(f"lower, upper and costs are on {devices}; all three must be on one device.")
@@ -113,8 +107,8 @@ def refuse(found: list[tuple[str, Tensor, str]], *, certain: bool = False) -> No
         certain: A solver has met a fault already, so that there is something to refuse.
     """
     for name, wrong, expected in found:
-        if wrong.any():
-            b, k, x, a = wrong.nonzero()[0].tolist()
+        if place := first(wrong):
+            b, k, x, a = place
             raise InvalidInput(f"{name} cannot be used at instance {b}, layer {k}, state {x}, action {a}; expected {expected}.")
     if certain:
         raise InvalidInput("an instance cannot be solved: its intervals or costs are not valid numbers.")

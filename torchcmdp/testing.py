@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import check_callable, check_dtype, check_kind, check_tensor, choice, not_negative, switch, whole_number
+from torchcmdp.errors import check_dtype, check_kind, check_tensor, choice, not_negative, switch, whole_number
 from torchcmdp.instances import random_cmdp
 from torchcmdp.layout import Layout
 from torchcmdp.processes import Bernoulli
@@ -61,14 +61,13 @@ def check_learner(
     """
     cmdp = _asked(make, cmdp, episodes, dtypes)
     not_negative("tolerance", tolerance)
-    if meta is not None:
-        check_callable("meta", meta, "None, or a function as make is")
+    check_kind("meta", meta, Callable | None, "None, or a function as make is")
     for dtype in dtypes:
         _check_playing(make, cmdp.to(dtype=dtype), episodes)
     seen = _play(_learner(make, cmdp, RUNS), _simulator(cmdp, RUNS), episodes)
     _check_learners_runs(make, cmdp, seen, tolerance)
     pair = _learner(make, cmdp, RUNS), _learner(make, cmdp, RUNS)
-    _check_state(*pair, seen, lambda learner, trajectory: learner.update(trajectory), _looked)
+    _check_state(*pair, seen, "update", _looked)
     if meta is not None:
         away = cmdp.to("meta")
         learner = _learner(meta, away, RUNS)
@@ -107,8 +106,7 @@ def check_process(
     own = cmdp.rewards.shape if kind == "rewards" else cmdp.costs.shape
     _check_processes_runs(make, cmdp, policies, own)
     pair = make(cmdp, RUNS), make(cmdp, RUNS)
-    step = lambda process, policy: process.advance(policy)  # noqa: E731
-    _check_state(*pair, policies, step, lambda process: process.values.expand(RUNS, *own))
+    _check_state(*pair, policies, "advance", lambda process: process.values.expand(RUNS, *own))
     if meta:
         process = make(cmdp.to("meta"), RUNS)
         for policy in policies[:2]:
@@ -125,8 +123,7 @@ def check_environment(make: Callable[[int], Any], *, episodes: int = 4, meta: Ca
         meta: As `make`, for an environment on the meta device, which has no values to read.
     """
     _asked(make, None, episodes)
-    if meta is not None:
-        check_callable("meta", meta, "None, or a function as make is")
+    check_kind("meta", meta, Callable | None, "None, or a function as make is")
     env = make(RUNS)
     layout: Layout = env.layout
     policies = [_random_policy(layout, RUNS, seed).to(env.device, env.dtype) for seed in range(episodes)]
@@ -218,21 +215,19 @@ def _check_learners_runs(make: Callable[..., Any], cmdp: LayeredCMDP, seen: list
         _hold(same and near, first, f"gave run {j} another policy alone than in a batch of {RUNS}")
 
 
-def _check_state(
-    straight: Any, resumed: Any, seen: Sequence[Any], step: Callable[[Any, Any], Any], shown: Callable[[Any], Tensor]
-) -> None:
+def _check_state(straight: Any, resumed: Any, seen: Sequence[Any], step: str, shown: Callable[[Any], Tensor]) -> None:
     """A state goes through a file, into a thing that has seen others, and continues to the last bit; and what it says of itself."""
     half = len(seen) // 2
     for each in seen[:half]:
-        step(straight, each)
+        getattr(straight, step)(each)
     for each in seen[-2:]:
-        step(resumed, each)
+        getattr(resumed, step)(each)
     shown(resumed)  # whatever it has computed before must be forgotten
     resumed.load_state_dict(_stored(straight.state_dict()))
     for each in seen[half:]:
         _hold(torch.equal(shown(straight), shown(resumed)), straight, CONTINUES)
-        step(straight, each)
-        step(resumed, each)
+        getattr(straight, step)(each)
+        getattr(resumed, step)(each)
     _hold(_equal(straight.state_dict(), resumed.state_dict()), straight, CONTINUES)
     _check_config(straight, resumed)
 
@@ -321,7 +316,7 @@ def _hold(holds: Any, subject: object, sentence: str) -> None:
 
 def _asked(make: object, cmdp: LayeredCMDP | None, episodes: int, dtypes: Sequence[torch.dtype] = (torch.float64,)) -> LayeredCMDP:
     """What is played, in the first of the types; refused if the check is not asked for in the way it is written."""
-    check_callable("make", make, "a function that makes what is checked")
+    check_kind("make", make, Callable, "a function that makes what is checked")
     whole_number("episodes", episodes, least=2)
     check_kind("dtypes", dtypes, list | tuple, "a list of floating-point types")
     check_kind("dtypes", dtypes or None, list | tuple, "a list of at least one floating-point type")

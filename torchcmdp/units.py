@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ SENSES = ("<=", ">=")
 SCALES = ("reward_scale", "cost_scale")
 ROUNDING = 1e-12  # of what remains of a cost less its share of the budget, in units of the larger of them
 Ends = tuple[float, float]
+MakeUnits = Callable[[Tensor], "Units"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,21 +76,18 @@ class Units:
         """By how much costs that sum to `sums` here exceed their budgets, and utilities fall short of theirs, `(... x m)`."""
         return sums * self.cost_scale
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it that is a tensor, by name."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+    def mapped(self, change: Callable[[str, Tensor], Tensor]) -> Units:
+        """The same with other tensors, as a function says of the name and the value of each."""
+        changed: dict[str, Any] = {name: change(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **changed)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Units:
         """The same elsewhere; the scales stay in float64, and the ends of ranges take the type of the CMDP."""
-        moved: dict[str, Any] = {
-            name: value.to(device, dtype if name in ("reward_high", "cost_low") else None) for name, value in self.tensors().items()
-        }
-        return replace(self, **moved)
+        return self.mapped(lambda name, value: value.to(device, dtype if name in ("reward_high", "cost_low") else None))
 
     def __getitem__(self, index: int) -> Units:
         """Those of one CMDP of a batch."""
-        entries: dict[str, Any] = {name: value[index] for name, value in self.tensors().items()}
-        return replace(self, **entries)
+        return self.mapped(lambda _, value: value[index])
 
     def config(self) -> dict[str, Any]:
         """What defines them, ready for JSON."""
@@ -110,43 +108,7 @@ def stack_units(units: Sequence[Units | None]) -> Units | None:
         return None
     if len(found) < len(units) or any(each.sense != found[0].sense for each in found):
         raise InvalidInput("some of these CMDPs have units and some have none, or others; a batch has the same kind for all.")
-    stacked: dict[str, Any] = {name: torch.stack([each.tensors()[name] for each in found]) for name in found[0].tensors()}
-    return replace(found[0], **stacked)
-
-
-@dataclass(frozen=True, eq=False)
-class NormalForm:
-    """Tables in normal form, and the numbers that lead back.
-
-    Attributes:
-        rewards, costs: Of the shapes given, in [0, 1] and [-1, 1].
-        low, high: The smallest and the largest reward, which are shown as 0 and 1.
-        scales, budget: `(m,)`.
-        sense: m of them.
-        cost_low: The smallest cost of a step in normal form, `(m,)`.
-    """
-
-    rewards: Tensor
-    costs: Tensor
-    low: float
-    high: float
-    scales: Tensor
-    budget: Tensor
-    sense: tuple[str, ...]
-    cost_low: Tensor
-
-    def units(self, layers: int, pair_mask: Tensor) -> Units:
-        """The units of a CMDP of so many layers, every pair of which may earn and cost what any may."""
-        real = pair_mask.to(self.rewards.dtype)
-        return Units(
-            torch.tensor(self.high - self.low, dtype=torch.float64, device=real.device),
-            torch.tensor(self.low * layers, dtype=torch.float64, device=real.device),
-            self.scales,
-            self.budget,
-            self.sense,
-            real,
-            self.cost_low.to(real)[:, None, None, None] * real,
-        )
+    return found[0].mapped(lambda name, _: torch.stack([getattr(each, name) for each in found]))
 
 
 def normal_form(
@@ -157,10 +119,11 @@ def normal_form(
     sense: str | Sequence[str] = "<=",
     reward_range: Ends | None = None,
     cost_range: Ends | Sequence[Ends] | None = None,
-) -> NormalForm:
-    """Map tables of any finite range to rewards in [0, 1] and costs in [-1, 1] with threshold zero.
+) -> tuple[Tensor, Tensor, MakeUnits]:
+    """Tables of any finite range as rewards in [0, 1] and costs in [-1, 1] with threshold zero, and what gives the units of them.
 
-    Costs are divided by a number only where they leave [-1, 1] or fill less than half of it.
+    Costs are divided by a number only where they leave [-1, 1] or fill less than half of it. The units are those of a CMDP
+    whose pairs, by a mask `(L x S x A)`, may all earn and cost what any may.
 
     Args:
         rewards: Of any shape.
@@ -186,7 +149,13 @@ def normal_form(
     shifted = (sign.view(shape) * (costs.double() - share.view(shape)) / scales.view(shape)).clamp(-1, 1)
     shown = ((rewards.double() - low) / (high - low)).clamp(0, 1)
     lowest = (shifted_ends.amin(-1) / scales).clamp(-1, 1) if m else share
-    return NormalForm(shown.to(rewards.dtype), shifted.to(costs.dtype), low, high, scales, budgets, senses, lowest)
+
+    def units(pair_mask: Tensor) -> Units:
+        real = pair_mask.to(rewards.dtype)
+        scale, offset = (torch.tensor(value, dtype=torch.float64, device=real.device) for value in (high - low, low * layers))
+        return Units(scale, offset, scales, budgets, senses, real, lowest.to(real)[:, None, None, None] * real)
+
+    return shown.to(rewards.dtype), shifted.to(costs.dtype), units
 
 
 def budgets_of(budget: object, constraints: int) -> Tensor:
@@ -225,15 +194,21 @@ def each_range(ends: Ends | Sequence[Ends] | None, m: int) -> Sequence[Ends | No
     return list(ends) if several and len(ends) == m else [ends] * m  # type: ignore[arg-type,list-item]
 
 
+def ends_of(ends: Any) -> Ends:
+    """A smallest and a largest number; NaN where there are no two numbers."""
+    try:
+        low, high = (float(end) for end in ends)
+    except (TypeError, ValueError):
+        low = high = np.nan
+    return low, high
+
+
 def _range(name: str, table: Tensor, ends: Ends | None) -> Ends:
     """The smallest and the largest value, of the table or as given, which the table must keep to."""
     found = (float(table.min()), float(table.max())) if table.numel() else (0.0, 0.0)
     if ends is None:
         return found
-    try:
-        low, high = (float(end) for end in ends)
-    except (TypeError, ValueError):
-        low = high = torch.nan
+    low, high = ends_of(ends)
     if not (low <= found[0] and found[1] <= high < torch.inf and low > -torch.inf):
         raise InvalidInput(
             f"the range of {name} is {brief(ends)}; expected two finite numbers with all values between them, which go from "

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP, Origin
-from torchcmdp.errors import InvalidInput, brief, check_memory, check_tensor, number, switch, tensors_of, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, check_tensor, first, number, tensors_of, whole_number
 from torchcmdp.layout import MOST_LAYERS, Layout
 from torchcmdp.planning import least_totals, refuse_unkept, slater_gap
-from torchcmdp.units import NormalForm, normal_form
+from torchcmdp.units import MakeUnits, normal_form
 
 # A start that no action changes is drawn in several layers where it has more successors than this.
 MOST_STARTS = 8
@@ -63,8 +63,7 @@ def unroll(
         raise InvalidInput(f"horizon is {brief(horizon)}; an episode has fewer than {MOST_LAYERS:,} steps.")
     states, actions = _check_tables(P, r, g, horizon)
     number("start", start, f"a state between 0 and {states - 1}", lambda found: found.is_integer() and 0 <= found < states)
-    if sparse is not None:
-        switch("sparse", sparse)
+    check_kind("sparse", sparse, bool | None, "True or False")
     allowed = _allowed(mask, (horizon, states, actions), P.device)
     r, g = _filled(r[None], allowed)[0], _filled(g, allowed)
     told = {"sense": not isinstance(sense, str) or sense != "<=", "reward_range": reward_range is not None}
@@ -73,9 +72,9 @@ def unroll(
             raise InvalidInput(
                 f"{name} was given without a budget, and without one all is in normal form; leave it out, or add one."
             )
-    form = None if budget is None else normal_form(r, g, horizon, budget, sense, reward_range, cost_range)
-    if form is not None:
-        r, g = form.rewards, form.costs
+    units = None
+    if budget is not None:
+        r, g, units = normal_form(r, g, horizon, budget, sense, reward_range, cost_range)
     stationary = P.dim() == 3 and r.dim() == 2 and g.dim() == 3
     P = P if P.dim() == 4 else P.expand(horizon, *P.shape)
     r = r if r.dim() == 3 else r.expand(horizon, *r.shape)
@@ -83,20 +82,20 @@ def unroll(
     layers = [torch.tensor([int(start)], device=P.device)]
     for k in range(horizon - 1):
         layers.append(((P[k][layers[-1]] > 0) & allowed[k][layers[-1]].unsqueeze(-1)).any(1).any(0).nonzero().squeeze(-1))
-    return _described(_layered(layers, P, r, g, allowed, sparse), layers, form, stationary)
+    return _described(_layered(layers, P, r, g, allowed, sparse), layers, units, stationary)
 
 
-def _described(cmdp: LayeredCMDP, layers: Sequence[Tensor], form: NormalForm | None, stationary: bool) -> LayeredCMDP:
+def _described(cmdp: LayeredCMDP, layers: Sequence[Tensor], make_units: MakeUnits | None, stationary: bool) -> LayeredCMDP:
     """The CMDP with what it came from: its units, and which state is where."""
     layout, drawn = cmdp.layout, cmdp.layout.layers - len(layers)  # how many layers more the start is drawn in
     firsts = [layers[0].expand(width) for width in layout.widths[: drawn + 1]]
     places = [torch.nn.functional.pad(layer, (0, layout.width - len(layer)), value=-1) for layer in (*firsts, *layers[1:])]
     origin = Origin(torch.stack(places).cpu(), stationary, drawn=drawn)
-    if form is None:
+    if make_units is None:
         return replace(cmdp, origin=origin)
     real = layout.pair_mask(cmdp.device).clone()
     real[1 : drawn + 1] = False  # where nothing is earned and nothing met
-    units = form.units(len(layers), real)
+    units = make_units(real)
     if cmdp.device.type != "meta":
         limits = units.sign * units.budget
         least = limits + units.cost_scale * least_totals(cmdp.costs, cmdp.transitions, layout)
@@ -138,8 +137,7 @@ def _check_tables(transitions: Tensor, rewards: Tensor, costs: Tensor, horizon: 
                 f"{name} has shape {tuple(tensor.shape)} and rewards {tuple(rewards.shape)}; an MDP needs transitions (N x A x N), "
                 f"rewards (N x A) and costs (m x N x A), or with an axis of {horizon} steps before N."
             )
-    if (transitions < 0).any():
-        place = (transitions < 0).nonzero()[0].tolist()
+    if place := first(transitions < 0):
         raise InvalidInput(f"transitions is {transitions[tuple(place)].item():g} at index {place}; expected a probability.")
     return states, actions
 

@@ -13,18 +13,7 @@ from torchcmdp.adapters import require
 from torchcmdp.adapters.steps import first_numbers
 from torchcmdp.adapters.tabular import Cost, Move
 from torchcmdp.comparators import Comparators
-from torchcmdp.errors import (
-    InvalidInput,
-    brief,
-    check_callable,
-    check_device,
-    check_dtype,
-    check_kind,
-    check_memory,
-    listed,
-    number,
-    whole_number,
-)
+from torchcmdp.errors import InvalidInput, brief, check_kind, check_memory, check_place, listed, number, whole_number
 from torchcmdp.layout import MOST_LAYERS, Layout, check_layout
 from torchcmdp.metrics import Curves, is_unsafe
 from torchcmdp.occupancy import checked_policy
@@ -34,7 +23,7 @@ from torchcmdp.protocols import EnvironmentLike
 from torchcmdp.sampling import thresholds
 from torchcmdp.streams import ACTION, REWARD, RunStreams
 from torchcmdp.trajectory import Trajectory
-from torchcmdp.units import Ends, Units, each_range, normal_form
+from torchcmdp.units import Ends, Units, each_range, ends_of, normal_form
 
 require("gymnasium", "gym")
 
@@ -88,7 +77,7 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
                 raise InvalidInput(f"the {name} is {space}; it must be Discrete, counted from zero.")
         self._costs = [cost] if callable(cost) else listed("cost", cost, "a function of a move, or a list of them")
         for each in self._costs:
-            check_callable("cost", each, "a function of a move, or a list of them")
+            check_kind("cost", each, Callable, "a function of a move, or a list of them")
         self.constraints = len(self._costs)
         self._states = int(env.observation_space.n)
         steps = whole_number("horizon", horizon, least=1)
@@ -98,8 +87,8 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
         self._told = _interval("rewards", rewards), [_interval("costs", ends) for ends in each_range(costs, self.constraints)]
         waiting = torch.zeros(1, dtype=torch.float64)
         reward_ends, *cost_ends = [(min(low, 0.0), max(high, 0.0)) for low, high in (self._told[0], *self._told[1])]
-        form = normal_form(waiting, waiting.expand(self.constraints, 1), steps, budget, sense, reward_ends, cost_ends)
-        self.units, self._low, self._high = form.units(steps, self.layout.pair_mask()), form.low, form.high
+        *_, make_units = normal_form(waiting, waiting.expand(self.constraints, 1), steps, budget, sense, reward_ends, cost_ends)
+        self.units, self._low = make_units(self.layout.pair_mask()), reward_ends[0]
         signs, scales, ends = self.units.sign, self.units.cost_scale, torch.tensor(cost_ends, dtype=torch.float64).reshape(-1, 2)
         least, limits = (signs[:, None] * ends).amin(-1) * steps, signs * self.units.budget
         refuse_unkept(least, limits, scales, signs, steps)  # what policies can reach within the ends is not known here
@@ -140,7 +129,7 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
     def normal_form(self, reward: float, costs: np.ndarray, layer: int) -> tuple[float, np.ndarray]:
         """The reward in [0, 1] and the costs in [-1, 1] with threshold zero, `(m,)`, of a step from a layer that showed these."""
         scaled = (costs - self._share) / self.units.cost_scale.numpy()
-        return min(max((reward - self._low) / (self._high - self._low), 0.0), 1.0), np.clip(scaled, -1, 1)  # rounding alone
+        return min(max((reward - self._low) / float(self.units.reward_scale), 0.0), 1.0), np.clip(scaled, -1, 1)  # rounding alone
 
     def _check_ends(self, move: Move, costs: np.ndarray) -> None:
         """Refuse a reward or a cost beyond the ends that were given."""
@@ -156,10 +145,7 @@ class Layered(gym.Wrapper[Any, Any, Any, Any]):
 
 def _interval(name: str, ends: Any) -> Ends:
     """Two finite numbers in their order."""
-    try:
-        low, high = (float(end) for end in ends)
-    except (TypeError, ValueError):
-        low = high = np.nan
+    low, high = ends_of(ends)
     if not -np.inf < low <= high < np.inf:
         raise InvalidInput(f"{name} is {brief(ends)}; it must be the smallest and the largest of a step, two finite numbers.")
     return low, high
@@ -198,27 +184,20 @@ class GymnasiumSimulator:
         device: torch.device | str | None = None,
     ) -> None:
         self.streams = RunStreams(seed, runs)  # on the host, where the environments are
-        check_callable("make", make, "a function that makes an environment")
+        check_kind("make", make, Callable, "a function that makes an environment")
         check_memory(f"the environments of {brief(runs)} runs", ENVIRONMENT_NUMBERS * self.streams.runs)
         self.envs = [make() for _ in range(self.streams.runs)]
         self.layout: Layout = _own(self.envs[0], "layout") if layout is None else layout
         check_layout(self.layout)
         m = _own(self.envs[0], "constraints") if constraints is None else constraints
         self.constraints = whole_number("constraints", m, least=0)
-        check_dtype(dtype)
-        check_device(device)
-        self.runs, self.seed, self.dtype, self.device = (
-            self.streams.runs,
-            self.streams.seed,
-            dtype,
-            torch.device("cpu" if device is None else device),
-        )
+        check_place(dtype, device)
+        self.runs, self.seed = self.streams.runs, self.streams.seed
+        self.dtype, self.device = dtype, torch.device("cpu" if device is None else device)
         self.units: Units | None = _said(self.envs[0], "units")
         self._normal_form = _said(self.envs[0], "normal_form") is not None
-        self.episode = 0
-        self._first = first_numbers(self.layout)
-        wanted = {"observation_space": self.layout.total_states, "action_space": self.layout.actions}
-        for name, n in wanted.items():
+        self.episode, self._first = 0, first_numbers(self.layout)
+        for name, n in (("observation_space", self.layout.total_states), ("action_space", self.layout.actions)):
             space = getattr(self.envs[0], name)
             if not isinstance(space, gym.spaces.Discrete) or (space.n, space.start) != (n, 0):
                 raise InvalidInput(f"the {name} is {space}; widths {self.layout.widths} need Discrete({n}).")
@@ -262,11 +241,10 @@ class GymnasiumSimulator:
         return states, actions, rewards, costs
 
     def _state(self, observation: Any, layer: int) -> int:
-        state = int(observation) - self._first[layer]
-        if not 0 <= state < self.layout.widths[layer]:
-            start, width = self._first[layer], self.layout.widths[layer]
+        start, width = self._first[layer], self.layout.widths[layer]
+        if not start <= int(observation) < start + width:
             raise InvalidInput(f"observation {observation} came in layer {layer}, whose states are {start} to {start + width - 1}.")
-        return int(state)
+        return int(observation) - start
 
     def _costs(self, info: Mapping[str, Any]) -> Any:
         if self.constraints == 0:
@@ -317,15 +295,9 @@ class RealisedTracker(Curves):
         if trajectory is None:
             raise InvalidInput("the policies' means are unknown in this environment; pass the trajectory.")
         reward, costs = trajectory.rewards.sum(1), trajectory.costs.sum(1)
-        unknown = torch.full_like(reward, torch.nan)
-        rewards = {
-            "regret": unknown,
-            "reward": reward,
-            "comparator_reward": unknown,
-            "realised_reward": reward,
-            "unsafe": is_unsafe(costs),
-        }
-        self._add({**rewards, "violation": costs, "positive_violation": costs.clamp_min(0), "realised_cost": costs})
+        unknown = dict.fromkeys(("regret", "comparator_reward"), torch.full_like(reward, torch.nan))
+        met = {"reward": reward, "realised_reward": reward, "unsafe": is_unsafe(costs), "violation": costs, "realised_cost": costs}
+        self._add({**unknown, **met, "positive_violation": costs.clamp_min(0)})
 
 
 class _Unknown(Comparators):

@@ -87,7 +87,6 @@ class CMDPEnv(_Played, gym.Env[Any, Any]):
         self.observation_space, self.action_space = self._prepare(steps, observation, six_tuple)
         self.layout, self.constraints = cmdp.layout, cmdp.constraints
         self.units = None if cmdp.units is None and budget is None else steps.shown.normal_units()
-        self._cost, self._costs = np.float64(0), np.zeros(cmdp.constraints)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; without a seed the next one, of a stream that is drawn the first time."""
@@ -175,7 +174,6 @@ class CMDPVectorEnv(_Played, gym.vector.VectorEnv[Any, Any, Any]):
             autoreset_mode = names[choice("autoreset_mode", autoreset_mode, tuple(names))]
         self.autoreset_mode = autoreset_mode
         self.metadata = {"render_modes": [], "autoreset_mode": autoreset_mode}
-        self._cost = np.zeros(num_envs)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -183,8 +181,7 @@ class CMDPVectorEnv(_Played, gym.vector.VectorEnv[Any, Any, Any]):
         """Begin an episode in every run, or in those of `options["reset_mask"]`."""
         chosen = self._mask((options or {}).get("reset_mask"))
         super().reset(seed=seed if isinstance(seed, int) else None)
-        fresh = self._seed(seed, chosen)
-        self._begin(chosen, fresh)
+        self._paths.begin(chosen, fresh=self._seed(seed, chosen))
         return self._paths.observation(one_hot=self._one_hot), {}
 
     def step(self, actions: Any) -> tuple[Any, ...]:
@@ -196,20 +193,19 @@ class CMDPVectorEnv(_Played, gym.vector.VectorEnv[Any, Any, Any]):
         self._check(actions, moving)
         reward, info = self._paths.step(actions, moving)
         if not moving.all():  # only the next step resets by itself
-            self._begin(~moving, np.zeros_like(moving))
-        self._cost = self._cost + info["cost"]
-        ended = self._paths.over
+            self._paths.begin(~moving, fresh=np.zeros_like(moving))
+        ended, sums = self._paths.over, {f"episode_{name}": value for name, value in self._paths.sums.items()}
         shown: dict[str, Any] = {**info, **{f"_{name}": moving.copy() for name in info}}
         if ended.any():
-            shown |= _where(ended, {"episode_cost": self._cost, "episode_costs": self._paths.sums})
+            shown |= _where(ended, sums)
         observation = self._paths.observation(one_hot=self._one_hot)
         if ended.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
             finals = np.full(self.num_envs, None, dtype=object)
             for j in ended.nonzero()[0]:
                 finals[j] = observation[j]
-            final_info = _where(ended, {**info, "episode_cost": self._cost, "episode_costs": self._paths.sums})
+            final_info = _where(ended, {**info, **sums})
             shown |= {"final_obs": finals, "_final_obs": ended, "final_info": final_info, "_final_info": ended}
-            self._begin(ended, np.zeros_like(ended))
+            self._paths.begin(ended, fresh=np.zeros_like(ended))
             observation = self._paths.observation(one_hot=self._one_hot)
         extra = (info["cost"],) if self.six_tuple else ()
         return observation, reward, *extra, ended, np.zeros(self.num_envs, dtype=bool), shown
@@ -220,10 +216,6 @@ class CMDPVectorEnv(_Played, gym.vector.VectorEnv[Any, Any, Any]):
         allowed: np.ndarray = self._allowed[np.minimum(layer, self.cmdp.layout.layers - 1), state]
         allowed |= self._paths.over[:, None]  # fancy indexing has made a copy
         return allowed
-
-    def _begin(self, chosen: np.ndarray, fresh: np.ndarray) -> None:
-        self._paths.begin(chosen, fresh=fresh)
-        self._cost = np.where(chosen, 0.0, self._cost)
 
     def _mask(self, mask: Any) -> np.ndarray:
         """Which runs a reset means."""

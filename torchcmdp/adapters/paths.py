@@ -104,14 +104,14 @@ class Paths:
     Attributes:
         over: Which runs have to begin an episode before the next step, `(runs,)`.
         layer, state: Where the runs are, int64 `(runs,)`.
-        sums: The costs of the episodes under way, `(runs x m)`.
+        sums: Of the episodes under way the "cost", `(runs,)`, and the "costs", `(runs x m)`.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.steps, cmdp, runs = steps, steps.cmdp, steps.runs
         zeros = torch.zeros(runs, dtype=torch.int64, device=cmdp.device)
         self.over, self.layer, self.state = np.ones(runs, dtype=bool), zeros, zeros
-        self.sums = np.zeros((runs, cmdp.constraints))
+        self.sums = {"cost": np.zeros(runs), "costs": np.zeros((runs, cmdp.constraints))}
         size = runs * cmdp.layout.layers * (COST + cmdp.constraints)
         self._window = max(1, min(_BLOCK_EPISODES, _BLOCK_ENTRIES // size))
         self._seed, self._run, self._episode = zeros - 1, self.steps.run, zeros
@@ -146,8 +146,8 @@ class Paths:
         played = torch.from_numpy(chosen & ~fresh).to(where.device) & (self.layer > 0)
         self._episode = self._episode + played.to(torch.int64)
         self.layer, self.state = self.layer.masked_fill(where, 0), self.state.masked_fill(where, 0)
-        self.over, self.sums = self.over & ~chosen, np.where(chosen[:, None], 0.0, self.sums)
-        self._states, self._actions = [], []
+        self.over, self._states, self._actions = self.over & ~chosen, [], []
+        self.sums = {name: np.where(chosen if sums.ndim == 1 else chosen[:, None], 0.0, sums) for name, sums in self.sums.items()}
 
     def step(self, actions: np.ndarray, moving: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Rewards `(runs,)`, and the cost `(runs,)` and costs `(runs x m)`: zero in the runs that do not move."""
@@ -164,7 +164,7 @@ class Paths:
         if changing and self.over.all():
             self.steps.advance(torch.stack(self._states, 1), torch.stack(self._actions, 1))
         info = {"cost": array(self.steps.shown.cost(costs, layer)) * moving, "costs": array(costs) * moving[:, None]}
-        self.sums = self.sums + info["costs"]
+        self.sums = {name: sums + info[name] for name, sums in self.sums.items()}
         return array(reward) * moving, info
 
     def _uniforms(self, layer: Tensor) -> Tensor:

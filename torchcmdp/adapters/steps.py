@@ -47,18 +47,15 @@ class Shown:
         if constraint is not None and not (type(constraint) is int and 0 <= constraint < cmdp.constraints):
             words = f"it must be None for the worst, or one of the {cmdp.constraints}, counted from 0"
             raise InvalidInput(f"constraint is {brief(constraint)}; {words}.")
-        self._cmdp, self.constraint, self.units, self._batch = cmdp, constraint, cmdp.units, bool(cmdp.batch_shape)
-        m, L, real = cmdp.constraints, cmdp.layout.layers, {"dtype": torch.float64, "device": cmdp.device}
-        drawn = 0 if cmdp.origin is None else cmdp.origin.drawn
-        steps = torch.full((L, 1), 1 / (L - drawn), **real)  # type: ignore[call-overload]
+        units = _units_of(cmdp)
+        self._cmdp, self.constraint, self._units, self._scale = cmdp, constraint, units, units.cost_scale
+        L, drawn = cmdp.layout.layers, 0 if cmdp.origin is None else cmdp.origin.drawn
+        steps = torch.full((L, 1), 1 / (L - drawn), dtype=torch.float64, device=cmdp.device)
         steps[1 : drawn + 1] = 0  # where a start is drawn, nothing is earned and nothing met
-        units = cmdp.units
-        sign = torch.ones(m, **real) if units is None else units.sign  # type: ignore[call-overload]
-        own = torch.zeros(m, **real) if units is None else sign * units.budget  # type: ignore[call-overload]
-        self._scale = torch.ones_like(own) if units is None else units.cost_scale
-        self.limits = own if budget is None else (sign * budgets_of(budget, m).to(cmdp.device)).expand_as(own)
+        sign, own = units.sign, units.sign * units.budget
+        self.limits = own if budget is None else (sign * budgets_of(budget, cmdp.constraints).to(cmdp.device)).expand_as(own)
         self._cost_share, self._limit_share = (each.unsqueeze(-2) * steps for each in (own, self.limits))
-        self._reward_share = None if units is None else units.reward_offset.unsqueeze(-1) * steps.squeeze(-1)
+        self._reward_share = units.reward_offset.unsqueeze(-1) * steps.squeeze(-1)
         if budget is not None and cmdp.device.type != "meta":
             least = self._scale * least_totals(cmdp.costs, cmdp.transitions, cmdp.layout) + own
             moved = ((own - self.limits) / self._scale / L)[..., None, None, None].to(cmdp.costs)
@@ -74,13 +71,13 @@ class Shown:
 
     def reward(self, rewards: Tensor, layer: Tensor) -> Tensor:
         """Of steps from these layers, `(... x runs)` and `(runs,)`; or of one run from all of them, `(... x L)` and `(L,)`."""
-        if self.units is None or self._reward_share is None:
+        if self._cmdp.units is None:
             return rewards
-        return (rewards * self.units.reward_scale + self._at(self._reward_share, layer)).to(rewards.dtype)
+        return (rewards * self._units.reward_scale + self._at(self._reward_share, layer)).to(rewards.dtype)
 
     def costs(self, costs: Tensor, layer: Tensor) -> Tensor:
         """The same for costs, with an axis of constraints at the end."""
-        if self.units is None:
+        if self._cmdp.units is None:
             return costs
         return (costs * self._scale + self._at(self._cost_share, layer)).to(costs.dtype)
 
@@ -98,20 +95,16 @@ class Shown:
 
     def normal_units(self) -> Units:
         """The units of `normal`: the CMDP's own, or those of another budget, over whose shares costs may go further."""
-        units, like = self.units, self._cmdp
-        pairs, one = like.layout.pair_mask(like.device).to(like.dtype), torch.ones((), dtype=torch.float64, device=like.device)
-        if units is None:
-            lowest = pairs.neg().expand_as(like.costs)
-            units = Units(one, 0 * one, self._scale, self.limits, ("<=",) * like.constraints, pairs, lowest)
+        units, like = self._units, self._cmdp
         moved = (self._cost_share - self._limit_share)[:, :, None, None].movedim(1, 0)  # (m x L x 1 x 1)
         wide = self._wide[:, None, None, None]
-        lowest = ((units.cost_low * self._scale[:, None, None, None] + moved) / wide).clamp_min(-1) * pairs
+        lowest = (units.cost_low * self._scale[:, None, None, None] + moved) / wide
+        lowest = lowest.clamp_min(-1) * like.layout.pair_mask(like.device)
         return replace(units, cost_scale=self._wide, budget=units.sign * self.limits, cost_low=lowest.to(like.dtype))
 
     def normal(self, reward: float, costs: np.ndarray, layer: int) -> tuple[float, np.ndarray]:
         """What is shown of one step, in the normal form of `normal_units`: [0, 1], and [-1, 1] with threshold zero, `(m,)`."""
-        if self.units is not None and self._reward_share is not None:
-            reward = (reward - float(self._reward_share[layer])) / float(self.units.reward_scale)
+        reward = (reward - float(self._reward_share[layer])) / float(self._units.reward_scale)
         shown = (costs - self._limit_share[layer].numpy(force=True)) / self._wide.numpy(force=True)
         return min(max(reward, 0.0), 1.0), np.clip(shown, -1, 1)  # rounding alone leaves the range
 
@@ -123,7 +116,17 @@ class Shown:
 
     def _at(self, shares: Tensor, layer: Tensor) -> Tensor:
         """Values by layer, `(L [x m])`, or of a batch `(runs x L [x m])`, at the layer that each run is in."""
-        return shares[torch.arange(len(layer), device=layer.device), layer] if self._batch else shares[layer]
+        batch = self._units.reward_scale.dim() > 0
+        return shares[torch.arange(len(layer), device=layer.device), layer] if batch else shares[layer]
+
+
+def _units_of(cmdp: LayeredCMDP) -> Units:
+    """The units of a CMDP; where it has none, those in which its numbers are shown as they are."""
+    if cmdp.units is not None:
+        return cmdp.units
+    m, one = cmdp.constraints, torch.ones((), dtype=torch.float64, device=cmdp.device)
+    pairs = cmdp.layout.pair_mask(cmdp.device).to(cmdp.dtype)
+    return Units(one, 0 * one, one.expand(m), one.new_zeros(m), ("<=",) * m, pairs, pairs.neg().expand_as(cmdp.costs))
 
 
 class Steps:
@@ -140,13 +143,7 @@ class Steps:
     """
 
     def __init__(
-        self,
-        cmdp: LayeredCMDP,
-        rewards: Process | None = None,
-        costs: Process | None = None,
-        runs: int = 1,
-        budget: object = None,
-        constraint: int | None = None,
+        self, cmdp: LayeredCMDP, rewards: Process | None, costs: Process | None, runs: int, budget: object, constraint: int | None
     ) -> None:
         check_cmdp(cmdp)
         rewards, costs = (Fixed(mean) if given is None else given for mean, given in ((cmdp.rewards, rewards), (cmdp.costs, costs)))

@@ -89,11 +89,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
             return Unbounded((runs, width), dtype=self.cmdp.dtype, device=device)
 
         n = layout.total_states
-        state = {
-            "state": number(layout.width),
-            "layer": number(layout.layers + 1),
-            "episode": Unbounded((runs,), dtype=torch.int64, device=device),
-        }
+        episode = Unbounded((runs,), dtype=torch.int64, device=device)
+        state = {"state": number(layout.width), "layer": number(layout.layers + 1), "episode": episode}
         if self._masked:
             state["action_mask"] = Binary(layout.actions, shape=(runs, layout.actions), dtype=torch.bool, device=device)
         self.observation_spec = Composite(
@@ -149,12 +146,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
             )
 
     def _tensordict(self, layer: Tensor, state: Tensor, episode: Tensor) -> TensorDict:
-        entries = {
-            "observation": self.steps.observation(layer, state, one_hot=self.one_hot),
-            "state": state,
-            "layer": layer,
-            "episode": episode.clone(),
-        }
+        seen = self.steps.observation(layer, state, one_hot=self.one_hot)
+        entries = {"observation": seen, "state": state, "layer": layer, "episode": episode.clone()}
         if self._masked:  # once an episode is over, all of them
             last = self.cmdp.layout.layers - 1
             entries["action_mask"] = self._allowed[layer.clamp_max(last), state] | (layer > last).unsqueeze(-1)

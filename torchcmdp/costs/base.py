@@ -82,8 +82,7 @@ class CostModel(nn.Module, ABC):
 
     def __init__(self, *, margin: PerRun | None = None, drift: Drift | None = None) -> None:
         super().__init__()
-        if drift is not None:
-            check_kind("drift", drift, Drift, "a Drift, such as Drift(height=20.0)")
+        check_kind("drift", drift, Drift | None, "a Drift, such as Drift(height=20.0)")
         self.drift, self._margin = drift, margin
         self._last: tuple[Tensor, ...] = ()
 

@@ -1,8 +1,8 @@
 """Two detours that numba's machine code takes and that of kernels does not: from the end of an array, and to `exp` and `log`.
 
-An index of numba may count from the end, so that it asks at every access for its sign, which took a third of the time of a projection.
-It leaves the question out for unsigned numbers only, and a loop whose counter is one is written badly in Python. Indices of kernels
-count from the front; a constant one, as in `first[-1]`, may count from the end.
+An index of numba may count from the end, so that it asks at every access for its sign, which took a third of the time of a
+projection. It leaves the question out for unsigned numbers only, and a loop whose counter is one is written badly in Python.
+Indices of kernels count from the front; a constant one, as in `first[-1]`, may count from the end.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ def full(lam, cap):
 
 @compiled
 def kkt_residual(response, used, lam, cap):
-    """The largest flow residual (absolute), the same relative to the throughput of states into which anything flows, and the safety
-    residual.
+    """The largest flow residual (absolute), the same relative to the throughput of a state, and the safety residual.
 
-    What leaves a state into which nothing can flow shrinks by a factor of e a step, and would take hundreds of them to vanish. At the cap, the constraints with a multiplier share the largest violation.
+    A state counts relatively where something flows into it: what leaves another one shrinks by a factor of e a step, and would take
+    hundreds of them to vanish. At the cap, the constraints with a multiplier share the largest violation.
     """
     inflow, outflow = response.inflow, response.outflow
     flow = 0.0

@@ -14,8 +14,6 @@ import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
 
-from functools import partial
-unrolled = partial(compiled, forceinline=True)
 FREE, AT_LOWER, AT_UPPER = 0, 1, 2
 
 # Below this sum of weight * growth a pair is answered in logarithms: products could have underflowed that still matter.
@@ -90,7 +88,7 @@ def weigh(geometry, target, upper, weight, base, response):
             weight[e] = math.exp(target[e] - largest) if upper[e] > 0.0 else 0.0
 
 
-@unrolled
+@compiled
 def clip(start, stop, lower, upper, scale, p, code):
     """Move shares that sum to one into their intervals: scaled by one number and clipped, they sum to one again.
 
@@ -222,7 +220,7 @@ def clipped_value(start, stop, problem, v, successor, t, response):
     return psi + free * t, free
 
 
-@unrolled
+@compiled
 def respond(pair, start, stop, shift, problem, top, v, successor, response):
     """p <- argmin_{lower <= p <= upper, sum p = 1} sum_y p (ln p - z), z = target + v(y), with its value psi.
 
@@ -325,8 +323,6 @@ def evaluate(geometry, problem, response, v, multipliers):
                     exponent, s[pair], clipped[pair] = problem.target[start] + v[successor[start]], 1.0, False
                 elif stop == start:
                     exponent, s[pair], clipped[pair] = -math.inf, 0.0, False
-                elif dense >= 0 and stop - start == 4:
-                    exponent, s[pair] = respond(pair, start, start + 4, dense, problem, top, v, successor, response)
                 else:
                     exponent, s[pair] = respond(pair, start, stop, dense, problem, top, v, successor, response)
                 exponent -= own + penalty[pair]

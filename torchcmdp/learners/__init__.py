@@ -2,13 +2,15 @@
 
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.dope import DOPE
+from torchcmdp.learners.greedy import Greedy
 from torchcmdp.learners.guarded import Guarded
 from torchcmdp.learners.maops import MAOPS
-from torchcmdp.learners.opt_cmdp import Greedy, OptCMDP
+from torchcmdp.learners.opt_cmdp import OptCMDP
 from torchcmdp.learners.opt_primal_dual import OptPrimalDual
 from torchcmdp.learners.pdbps import PDBPS
 from torchcmdp.learners.sops import SOPS
-from torchcmdp.learners.wcops import UOBREPS, WCOPS, Evidence
+from torchcmdp.learners.uobreps import UOBREPS
+from torchcmdp.learners.wcops import WCOPS, Evidence
 
 LEARNERS: dict[str, type[Learner]] = {
     "wc-ops": WCOPS,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcmdp.confidence import KernelSet, confidence_set, visited_transitions
-from torchcmdp.errors import InvalidInput, brief, check_delta, check_device, check_dtype, check_memory, choice, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_delta, check_memory, check_place, choice, whole_number
 from torchcmdp.hyperparameters import PerRun, as_numbers, check_range, connected, per_run, plain, register
 from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.layout import Layout, check_layout
@@ -109,8 +109,7 @@ class Learner(nn.Module, ABC):
         self.horizon = whole_number("horizon", horizon, least=1)
         self.runs = whole_number("runs", runs, least=1)
         check_delta(delta)
-        check_dtype(dtype)
-        check_device(device)
+        check_place(dtype, device)
         states = math.prod(layout.transition_shape) + (self.constraints + 1) * math.prod(layout.pair_shape)
         check_memory(f"{brief(runs)} runs with {brief(constraints)} constraints", self.runs * states)
         self.delta = float(delta) / self.phases
@@ -172,8 +171,7 @@ class Learner(nn.Module, ABC):
 
     def retune(self, other: Self) -> None:
         """Go on with the hyperparameters of another learner of the same kind, and with this one's state."""
-        own, theirs = self.modules(), other.modules()
-        for part, model in zip(own, theirs, strict=True):
+        for part, model in zip(self.modules(), other.modules(), strict=True):
             for name in (*self.hyperparameters, "margin"):
                 if name in part._buffers or name in part._parameters:
                     setattr(part, name, getattr(model, name))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,26 +33,20 @@ if TYPE_CHECKING:
     from torchcmdp.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class Face:
-    """What a kind of learner looks like to kernels.
+class Face(NamedTuple):
+    """What a kind of learner looks like to kernels."""
 
-    Attributes:
-        kernels: The module of its kernels, with `Buffers`, `Hyperparameters`, `TAGS` and `empty_state`.
-        settings: Makes its settings.
-        update, play: The compiled update of all runs, and a block of episodes.
-    """
-
-    kernels: Any
-    settings: Callable[[Any], Any]
-    update: Any
-    play: Any
+    kernels: Any  # their module, with `Buffers`, `Hyperparameters`, `TAGS` and `empty_state`
+    settings: Callable[[Any], dict[str, Any]]  # makes its settings, but for those of the confidence set
+    update: Any  # the compiled update of all runs
+    play: Any  # a block of episodes
 
 
 @lru_cache(maxsize=32)
 def face_of(kind: type) -> Face | None:
     """The face of a class of learners, None for those of somebody else."""
-    module, _, name = kind.__module__.rpartition(".")  # its kernels are in the module of the same name
+    module, _, name = kind.__module__.rpartition(".")
+    name = _SHARED.get(name, name)  # its kernels are in the module of the same name, or in that of the learner it is a kind of
     settings = _SETTINGS.get(name)
     if module != __package__ or settings is None:
         return None
@@ -70,8 +64,13 @@ def obstacle(learner: Learner, gpu: bool = False) -> str:
     name = type(learner).__name__
     if face_of(type(learner)) is None:
         return f"{name} has no kernels: some learners of this library have, and a subclass may do anything"
-    if why := _device_obstacle(learner, gpu):
-        return why
+    if gpu:
+        from torchcmdp.kernels import cuda  # here, because numba takes half a second to import
+
+        if why := cuda.obstacle(learner.device):
+            return why
+    elif learner.device.type != "cpu":
+        return f"{name} is on {learner.device}, and these kernels compute on the CPU"
     if learner.dtype != torch.float64:
         return f"{name} is in {learner.dtype}, and kernels compute in torch.float64"
     if learner.ties is not None or learner.known_rewards is not None or learner.known_costs is not None:
@@ -86,16 +85,6 @@ def obstacle(learner: Learner, gpu: bool = False) -> str:
     if level >= 0 or any(value is not None and value.requires_grad for value in own):
         return f"somebody differentiates {name}"
     return ""
-
-
-def _device_obstacle(learner: Learner, gpu: bool) -> str:
-    """`obstacle`, of where the learner is."""
-    if not gpu:
-        on_cpu = learner.device.type == "cpu"
-        return "" if on_cpu else f"{type(learner).__name__} is on {learner.device}, and these kernels compute on the CPU"
-    from torchcmdp.kernels import cuda  # here, because numba takes half a second to import
-
-    return cuda.obstacle(learner.device)
 
 
 def _solver_compiled(solver: Any, device: torch.device, gpu: bool) -> bool:
@@ -232,7 +221,10 @@ def _settings(learner: Any, face: Face) -> Any:
     )  # fmt: skip
     held = _settings_of.get(learner)
     if held is None or held[0] != made_of:
-        held = _settings_of[learner] = (made_of, face.settings(learner))
+        # every kernel has a confidence set
+        kind, iota = CONFIDENCE_KINDS.index(learner.kernel_kind), transition_log_term(learner.layout, **learner.made_for)
+        settings = face.kernels.Settings(kind=kind, iota=iota, **face.settings(learner))
+        held = _settings_of[learner] = (made_of, settings)
     return held[1]
 
 
@@ -254,77 +246,58 @@ def _belief_settings(learner: Any) -> dict[str, Any]:
     }
 
 
-def _wcops_settings(learner: Any) -> Any:
+def _wcops_settings(learner: Any) -> dict[str, Any]:
     from torchcmdp.kernels.projection import Limits
     from torchcmdp.kernels.solver import projection_address
-    from torchcmdp.kernels.wcops import Settings
     from torchcmdp.learners.wcops import OCCUPANCY_FLOOR
 
-    layout, m, made_for = learner.layout, learner.constraints, learner.made_for
-    factor, logarithm = luck_terms(layout, m, **made_for)
-    solver = learner.solver
-    return Settings(
-        kind=CONFIDENCE_KINDS.index(learner.confidence),
-        empirical=int(learner.violation_threshold == "empirical"),
-        **_belief_settings(learner),
-        robust=int(learner.loss == "doubly-robust"),
-        shared=int(learner.share is not None),
-        iota=transition_log_term(layout, **made_for),
-        bonus_logarithm=bonus_log_term(layout, m, **made_for),
-        threshold_constant=float(violation_threshold(1, layout, m, **made_for)),
-        luck_factor=float(factor),
-        luck_logarithm=logarithm,
-        log_floor=math.log(OCCUPANCY_FLOOR),
-        target_floor=LOG_FLOOR,
-        limits=Limits(float(solver.multiplier_cap), float(solver.tolerance), int(solver.max_iterations)),
-        solver=projection_address() if learner.device.type == "cpu" else 0,
-        cost_low=_array(learner.cost_low.flatten(2), torch.float64),
-    )
-
-
-def _empirical_settings(learner: Any) -> dict[str, Any]:
-    """What the learners that keep averages have in common."""
+    size, solver = (learner.layout, learner.constraints), learner.solver
+    factor, logarithm = luck_terms(*size, **learner.made_for)
     return {
-        "kind": CONFIDENCE_KINDS.index(learner.kernel_kind),
-        "iota": transition_log_term(learner.layout, **learner.made_for),
-        # the literal radii are twice the published ones, and the root of four times a logarithm is just that
-        "logarithm": learner.feedback_logarithm * (4 if learner.radii == "literal" else 1),
+        **_belief_settings(learner),
+        "empirical": int(learner.violation_threshold == "empirical"),
+        "robust": int(learner.loss == "doubly-robust"),
+        "shared": int(learner.share is not None),
+        "bonus_logarithm": bonus_log_term(*size, **learner.made_for),
+        "threshold_constant": float(violation_threshold(1, *size, **learner.made_for)),
+        "luck_factor": float(factor),
+        "luck_logarithm": logarithm,
+        "log_floor": math.log(OCCUPANCY_FLOOR),
+        "target_floor": LOG_FLOOR,
+        "limits": Limits(float(solver.multiplier_cap), float(solver.tolerance), int(solver.max_iterations)),
+        "solver": projection_address() if learner.device.type == "cpu" else 0,
+        "cost_low": _flat(learner.cost_low),
     }
 
 
-def _opt_primal_dual_settings(learner: Any) -> Any:
-    from torchcmdp.kernels.opt_primal_dual import Settings
+def _logarithm(learner: Any) -> float:
+    """Of learners that keep averages: the literal radii are twice the published ones, the root of four times a logarithm."""
+    return float(learner.feedback_logarithm * (4 if learner.radii == "literal" else 1))
 
+
+def _opt_primal_dual_settings(learner: Any) -> dict[str, Any]:
     lowest, highest = (_array(ends, torch.float64) for ends in learner.value_ends())
     capped = int(learner.multiplier_cap is not None)
-    return Settings(**_empirical_settings(learner), capped=capped, lowest=lowest, highest=highest)
+    return {"logarithm": _logarithm(learner), "capped": capped, "lowest": lowest, "highest": highest}
 
 
-def _opt_cmdp_settings(learner: Any) -> Any:
-    from torchcmdp.kernels.opt_cmdp import Settings
-    from torchcmdp.learners import Greedy
+def _opt_cmdp_settings(learner: Any) -> dict[str, Any]:
+    from torchcmdp.learners.greedy import Greedy
 
-    greedy, most = int(type(learner) is Greedy), int(learner.solver.max_iterations)
-    ends: dict[str, Any] = {name: _array(getattr(learner, name), torch.float64) for name in ("cost_low", "reward_high")}
-    ends = {name: end.reshape(*end.shape[:-3], math.prod(end.shape[-3:])) for name, end in ends.items()}  # costs may be none
-    own: dict[str, Any] = {"greedy": greedy, "hopeful": int(learner.rewards == "prior"), "max_iterations": most}
-    return Settings(**_empirical_settings(learner), **_belief_settings(learner), **own, **ends)
+    own = {"greedy": int(type(learner) is Greedy), "hopeful": int(learner.rewards == "prior")}
+    most, ends = int(learner.solver.max_iterations), {name: _flat(getattr(learner, name)) for name in ("cost_low", "reward_high")}
+    return {"logarithm": _logarithm(learner), **_belief_settings(learner), **own, "max_iterations": most, **ends}
 
 
-def _pdbps_settings(learner: Any) -> Any:
-    from torchcmdp.kernels.pdbps import Settings
-
-    return Settings(
-        kind=CONFIDENCE_KINDS.index(learner.confidence),
-        iota=transition_log_term(learner.layout, **learner.made_for),
-        largest_multiplier=float(learner.horizon**0.25),
-    )
+def _flat(table: Tensor) -> Any:
+    return _array(table.flatten(-3), torch.float64)
 
 
-# By the module of a learner, and of its kernels.
-_SETTINGS: dict[str, Callable[[Any], Any]] = {
+_SHARED = {"uobreps": "wcops", "greedy": "opt_cmdp"}
+# By the module of kernels.
+_SETTINGS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "wcops": _wcops_settings,
     "opt_primal_dual": _opt_primal_dual_settings,
     "opt_cmdp": _opt_cmdp_settings,
-    "pdbps": _pdbps_settings,
+    "pdbps": lambda learner: {"largest_multiplier": float(learner.horizon**0.25)},
 }

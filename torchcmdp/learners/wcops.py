@@ -1,13 +1,10 @@
-"""WC-OPS, weighted constrained optimistic policy search: OMD over occupancies in an optimistic safe set (Algorithm 1).
-
-And UOB-REPS, which is WC-OPS that does not look at the costs.
-"""
+"""WC-OPS, weighted constrained optimistic policy search: OMD over occupancies in an optimistic safe set (Algorithm 1)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,7 +12,7 @@ from torch import Tensor
 
 from torchcmdp.confidence import CONFIDENCE_KINDS, upper_occupancy_visited
 from torchcmdp.costs import CostEvidence, CostModel, PaperCosts, cost_model, path_costs
-from torchcmdp.errors import InvalidInput, whole_number
+from torchcmdp.errors import InvalidInput
 from torchcmdp.estimation import doubly_robust_loss, loss_estimate
 from torchcmdp.hyperparameters import check_weights
 from torchcmdp.layout import Layout
@@ -246,9 +243,8 @@ class WCOPS(Learner):
 
     def _project(self, loss: Tensor, safe_set: SafeSet) -> ProjectionResult:
         """Line 10: argmin eta <loss, q> + KL(q, qhat_t) over the safe set."""
-        return project(
-            loss, None, safe_set, self.hyperparameter("eta"), log_reference=self.log_reference, solver=self.solver
-        )  # fmt: skip
+        eta, reference = self.hyperparameter("eta"), self.log_reference
+        return project(loss, None, safe_set, eta, log_reference=reference, solver=self.solver)
 
     def _diagnose(self) -> dict[str, Tensor]:
         """Of the last update: solver iterations, residual and status, and what the cost model says."""
@@ -259,32 +255,3 @@ class WCOPS(Learner):
             **shares(result.status, Status.ELASTIC, Status.MAX_ITERATIONS, Status.INVALID, dtype=dtype),
             **self.costs.diagnostics(self),
         }
-
-
-class UOBREPS(WCOPS):
-    """UOB-REPS with a set update every episode: what WC-OPS is without constraints, in an environment that may have some.
-
-    Its own `constraints` is zero: costs are dropped on entry, and the occupancies are projected onto the plausible ones, safe or
-    not.
-
-    Args:
-        layout: Layer widths and actions.
-        constraints: m of the environment, whose costs are ignored.
-        args, settings: The further arguments of `WCOPS`; those about costs have no effect.
-    """
-
-    name = "UOB-REPS"
-    uses = ("known_rewards",)
-    theorems = ("regret",)  # against the best policy, and so against the best safe one; of the costs it promises nothing
-
-    def __init__(self, layout: Layout, constraints: int, *args: Any, **settings: Any) -> None:
-        super().__init__(layout, 0, *args, **{**settings, "cost_low": None})
-        self.ignored_constraints = whole_number("constraints", constraints, least=0)
-
-    def observe(self, trajectory: Trajectory) -> Evidence:
-        """Lines 4 and 5 for an episode without its costs."""
-        return super().observe(replace(trajectory, costs=trajectory.costs[..., :0]))
-
-    def config(self) -> dict[str, Any]:
-        """Everything that the learner was made with, ready for JSON."""
-        return {**super().config(), "constraints": self.ignored_constraints}

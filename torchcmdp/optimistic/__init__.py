@@ -37,13 +37,12 @@ class ColumnGeneration(IterativeSolver[OptimisticOptimum], ProgramSolver):
         layout, device = safe_set.layout, objective.device
         batch = safe_set.batch_with("rewards", objective.shape[:-3])
         flat = [tensor.detach() for tensor in (flattened(objective, batch, 3), *safe_set.flat(batch))]
-        rewards, lower, upper, costs = flat
         if self.compiled(device) and layout.lists is None and layout.choices is None:
             outputs = _solve_compiled(flat, layout, self.max_iterations)
         else:
-            outputs = torch_simplex.solve(rewards, lower, upper, costs, layout, self.max_iterations, self.fixed_iterations)
+            outputs = torch_simplex.solve(flat, layout, self.max_iterations, self.fixed_iterations)
         if self.fixed_iterations is None and device.type != "meta" and (outputs[4] == INVALID).any():
-            refuse(program_faults(rewards, lower, upper, costs, layout), certain=True)
+            refuse(program_faults(layout, *flat), certain=True)
         dtype = torch.promote_types(objective.dtype, safe_set.costs.dtype)
         outputs = [output.reshape((*batch, *output.shape[1:])) for output in outputs]
         return OptimisticOptimum(*(output.to(dtype) if output.is_floating_point() else output for output in outputs))

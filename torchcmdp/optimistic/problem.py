@@ -40,7 +40,7 @@ class ProgramSolver(Solver[OptimisticOptimum]):
     """Maximises <objective, q>, `(... x L x S x A)`, over a safe set; anybody's may be given to `optimistic_optimum`."""
 
 
-def program_faults(rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> list[tuple[str, Tensor, str]]:
+def program_faults(layout: Layout, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> list[tuple[str, Tensor, str]]:
     """Where a flat program cannot be solved, as in `safe_set.faults`."""
     wrong = ~rewards.isfinite() & layout.pair_mask(rewards.device)
     return [("rewards", wrong, "finite numbers"), *faults(layout, lower, upper, costs)]

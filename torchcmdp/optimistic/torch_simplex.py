@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,25 +42,17 @@ class _Simplex:
     iterations: Tensor
 
 
-def solve(
-    rewards: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    costs: Tensor,
-    layout: Layout,
-    max_iterations: int,
-    fixed_iterations: int | None = None,
-) -> list[Tensor]:
-    """The fields of an `OptimisticOptimum` with one batch axis."""
-    wrong = [where for _, where, _ in program_faults(rewards, lower, upper, costs, layout)]
+def solve(program: Sequence[Tensor], layout: Layout, max_iterations: int, fixed_iterations: int | None = None) -> list[Tensor]:
+    """The fields of an `OptimisticOptimum` with one batch axis, for rewards, lower and upper ends and costs with one."""
+    wrong = [where for _, where, _ in program_faults(layout, *program)]
     invalid = torch.stack(wrong).any(0).flatten(1).any(-1)
-    state = _start(rewards, lower, upper, costs, layout, invalid)
+    state = _start(layout, invalid, *program)
     # the last evaluation only reads off the answer
     for _ in range(max_iterations if fixed_iterations is None else fixed_iterations):
         if fixed_iterations is None and bool(state.done.all()):
             break
-        _pivot(state, rewards, lower, upper, costs, layout)
-    point, duals, promise = _evaluate(state, rewards, lower, upper, costs, layout)[:3]
+        _pivot(state, layout, *program)
+    point, duals, promise = _evaluate(state, layout, *program)[:3]
     weights = torch.where(state.occupied, point.clamp_min(0), 0.0)
     weights = weights / weights.sum(-1, keepdim=True)
     occupancy = torch.einsum("bn,bn...->b...", weights, state.columns)
@@ -102,7 +95,7 @@ def best_occupancy(pair_reward: Tensor, lower: Tensor, upper: Tensor, layout: La
     return torch.stack(occupancy, dim=1)
 
 
-def _start(rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout, invalid: Tensor) -> _Simplex:
+def _start(layout: Layout, invalid: Tensor, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> _Simplex:
     """The slacks and the best occupancy of all; where that is unsafe, the common violation in place of the worst slack."""
     batch, m = costs.shape[:2]
     column = best_occupancy(rewards, lower, upper, layout)
@@ -136,7 +129,7 @@ def _totals(values: Tensor, occupancy: Tensor) -> Tensor:
     return (values * occupancy.sum(-1).unsqueeze(1)).flatten(2).sum(-1)
 
 
-def _evaluate(state: _Simplex, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+def _evaluate(state: _Simplex, layout: Layout, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> tuple[Tensor, ...]:
     """Basic variables, duals, what the best new column promises, that column, and the inverse basis."""
     inverse = torch.linalg.inv_ex(state.basis).inverse
     point = (inverse @ state.limits.unsqueeze(-1)).squeeze(-1)
@@ -149,12 +142,12 @@ def _evaluate(state: _Simplex, rewards: Tensor, lower: Tensor, upper: Tensor, co
     return point, duals, promise, column, inverse
 
 
-def _pivot(state: _Simplex, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> None:
+def _pivot(state: _Simplex, layout: Layout, rewards: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> None:
     """One step of every instance that is not done: a pivot, or the end of a phase."""
     m = costs.shape[1]
     if m == 0:
         return
-    point, duals, promise, column, inverse = _evaluate(state, rewards, lower, upper, costs, layout)
+    point, duals, promise, column, inverse = _evaluate(state, layout, rewards, lower, upper, costs)
     tolerance = IMPROVEMENT + ROUNDING * duals[:, :m].abs().amax(-1)
     least, slack = duals[:, :m].min(-1)
     by_slack = -least > torch.maximum(promise, tolerance)

@@ -4,21 +4,6 @@ from torchcmdp.plotting.curves import Panel, draw
 from torchcmdp.plotting.results import balance, bounds_of, figures, growth_panels, overview, panels, plot_curves
 from torchcmdp.plotting.style import INK, PALETTE, SMALL, TITLE, blank, darker, save
 
-__all__ = [
-    "INK",
-    "PALETTE",
-    "SMALL",
-    "TITLE",
-    "Panel",
-    "balance",
-    "blank",
-    "bounds_of",
-    "darker",
-    "draw",
-    "figures",
-    "growth_panels",
-    "overview",
-    "panels",
-    "plot_curves",
-    "save",
-]
+__all__ = ["Panel", "draw"]
+__all__ += ["balance", "bounds_of", "figures", "growth_panels", "overview", "panels", "plot_curves"]
+__all__ += ["INK", "PALETTE", "SMALL", "TITLE", "blank", "darker", "save"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief, number, whole_number
+from torchcmdp.errors import InvalidInput, brief, first, number, whole_number
 from torchcmdp.units import Ends, budgets_of
 from torchcmdp.unrolling import unroll
 
@@ -86,7 +86,9 @@ def from_arrays(
     horizon = whole_number("horizon", horizon, least=1)
     discount = number("discount", discount, "a number in (0, 1]", lambda found: 0 < found <= 1)
     model = _model(P, R, C, horizon, start, mask, terminal, discount)
-    cmdp = layered(model, horizon, budget, sense, reward_range, cost_range)
+    told: dict[str, Any] = {"reward_range": reward_range, "cost_ranges": cost_range}
+    told = {name: ends for name, ends in told.items() if ends is not None}
+    cmdp = layered(replace(model, **told), horizon, budget, sense)
     if discount < 1 and cmdp.origin is not None:
         ends = [model.reward_range, *model.cost_ranges]
         tail = discount**horizon / (1 - discount)
@@ -95,30 +97,20 @@ def from_arrays(
     return cmdp.to(device, dtype)
 
 
-def layered(
-    model: Model,
-    horizon: int,
-    budget: object,
-    sense: str | Sequence[str] = "<=",
-    reward_range: Ends | None = None,
-    cost_range: Ends | Sequence[Ends] | None = None,
-) -> LayeredCMDP:
+def layered(model: Model, horizon: int, budget: object, sense: str | Sequence[str]) -> LayeredCMDP:
     """The reachable states of a model, layer by layer, in normal form, with the units that lead back."""
     budgets_of(budget, len(model.costs))  # refused here, before anything is unrolled
     n, several = model.states, int((model.initial > 0).sum()) > 1
-    transitions, rewards, costs, allowed = model.transitions, model.rewards, model.costs, model.allowed
-    if several and transitions.dim() == 4:  # in the first layer the start is drawn, and the steps begin in the second
-        transitions, rewards = (torch.cat([table[:1], table]) for table in (transitions, rewards))
-        costs = torch.cat([costs[:, :1], costs], dim=1)
-    if several and allowed.dim() == 3:
-        allowed = torch.cat([allowed[:1], allowed])
-    allowed = allowed.clone()
+
+    def by_layer(table: Tensor, constant: int, axis: int = 0) -> Tensor:
+        """A table by step with one step more: in the first layer the start is drawn, and the steps begin in the second."""
+        return torch.cat([table.narrow(axis, 0, 1), table], axis) if several and table.dim() > constant else table
+
+    transitions, rewards, costs = by_layer(model.transitions, 3), by_layer(model.rewards, 2), by_layer(model.costs, 3, axis=1)
+    allowed = by_layer(model.allowed, 2).clone()
     allowed[..., n + 1, 1:] = False  # one action draws the start
     first, layers = (n + 1, horizon + 1) if several else (int(model.initial.argmax()), horizon)
-    ends: dict[str, Any] = {
-        "reward_range": model.reward_range if reward_range is None else reward_range,
-        "cost_range": model.cost_ranges if cost_range is None else cost_range,
-    }
+    ends: dict[str, Any] = {"reward_range": model.reward_range, "cost_range": model.cost_ranges}
     cmdp = unroll(transitions, rewards, costs, horizon=layers, start=first, budget=budget, sense=sense, mask=allowed, **ends)
     assert cmdp.units is not None and cmdp.origin is not None
     # where an episode is over, or has not begun, nothing is earned and nothing met: that much is known
@@ -158,11 +150,6 @@ def _model(
     ended, initial = _terminal(terminal, n), initial_of(start, n)
     if (initial[ended] > 0).any():
         raise InvalidInput(f"start is {brief(start)}, a terminal state; an episode must begin before it ends.")
-    steps = max([transitions.dim() - 3, rewards.dim() - 2, *(mean.dim() - 2 for mean, _ in means)])
-    if steps:  # one of them changes with the step, and so all are given by step
-        transitions = transitions if transitions.dim() == 4 else transitions.expand(horizon, -1, -1, -1)
-        rewards = rewards if rewards.dim() == 3 else rewards.expand(horizon, -1, -1)
-        means = [(mean if mean.dim() == 3 else mean.expand(horizon, -1, -1), ends) for mean, ends in means]
     extra = bool(ended.any()) or discount < 1 or int((initial > 0).sum()) > 1
     ranges = [
         (min(0.0, low), max(0.0, high)) if extra else (low, high) for low, high in (reward_range, *(ends for _, ends in means))
@@ -232,8 +219,7 @@ def checked_rows(transitions: Tensor, allowed: Tensor) -> None:
         ((transitions < 0).any(-1), "has a negative probability"),
         ((sums - 1).abs() > ROUNDING, "does not sum to one"),
     ):
-        if (wrong & allowed).any():
-            place = (wrong & allowed).nonzero()[0].tolist()
+        if place := first(wrong & allowed):
             names = ["step", "state", "action"][-len(place) :]
             where = ", ".join(f"{name} {i}" for name, i in zip(names, place, strict=True))
             raise InvalidInput(f"P {words} at {where}: its sum is {sums[tuple(place)].item():.9g}; expected a distribution.")
@@ -247,8 +233,7 @@ def _allowed(mask: Table | None, n: int, actions: int, horizon: int) -> Tensor:
         raise InvalidInput(f"mask is {brief(mask)}; it must be True where an action is allowed and False elsewhere.")
     if tuple(found.shape) not in ((n, actions), (horizon, n, actions)):
         raise InvalidInput(f"mask has shape {tuple(found.shape)}; expected (N x A) = {(n, actions)}, or {horizon} steps of it.")
-    if not found.bool().any(-1).all():
-        place = (~found.bool().any(-1)).nonzero()[0].tolist()
+    if place := first(~found.bool().any(-1)):
         raise InvalidInput(f"mask leaves no action in state {place[-1]}; every state needs one.")
     return found.bool()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput, brief, check_callable, number, require, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, number, require, whole_number
 from torchcmdp.problems.arrays import Model, Table, checked_rows, distribution_of, initial_of, layered
 from torchcmdp.processes import Bernoulli
 from torchcmdp.units import Units
@@ -185,7 +185,7 @@ def _model(table: Mapping[int, Mapping[int, Any]], initial: Tensor, costs: Seque
     allowed = torch.ones(n + 2, actions, dtype=torch.bool)
     allowed[:n] = False
     for cost in costs:
-        check_callable("cost", cost, "a function of a move, such as fell_in_a_hole, or several of them")
+        check_kind("cost", cost, Callable, "a function of a move, such as fell_in_a_hole, or several of them")
     rewards, each, told = [0.0], [[0.0] for _ in costs], False
     for state, choices in table.items():
         for action, outcomes in choices.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchcmdp.errors import InvalidInput, brief, number, tensors_of
+from torchcmdp.errors import InvalidInput, brief, first, number, tensors_of
 from torchcmdp.identity import config_of, fingerprint
 from torchcmdp.protocols import Axes, first_axes
 
@@ -145,14 +145,9 @@ def check_mean(name: str, mean: Tensor, low: float, axes: int = 3) -> Tensor:
     if not isinstance(mean, Tensor) or not mean.is_floating_point() or mean.dim() < axes:
         ending = "(L x S x A)" if axes == 3 else "(L x S x A), after an axis of episodes"
         raise InvalidInput(f"The mean of {name} must be a floating-point tensor that ends in {ending}, not {brief(mean)}.")
-    if mean.device.type == "meta":
-        return mean.detach()
-    wrong = ~((mean >= low) & (mean <= 1))  # true for NaN as well
-    if wrong.any():
-        index = wrong.nonzero()[0].tolist()
-        raise InvalidInput(
-            f"The mean of {name} is {mean[tuple(index)].item():.12g} at index {index}; expected a value in [{low:g}, 1]."
-        )
+    if index := first(~((mean >= low) & (mean <= 1))):  # true for NaN as well
+        found = f"{mean[tuple(index)].item():.12g} at index {index}"
+        raise InvalidInput(f"The mean of {name} is {found}; expected a value in [{low:g}, 1].")
     return mean.detach()
 
 

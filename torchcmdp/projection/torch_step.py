@@ -16,7 +16,7 @@ def is_full(lam: Tensor, cap: Tensor) -> Tensor:
 
 
 def residuals(problem: Problem, response: Response, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `kernels.newton.kkt_residual`: the largest flow residual, the same relative to a state's flow, and the safety residual, `(B)`."""
+    """The residuals of `kernels.newton.kkt_residual`, `(B)` each: of flow, of flow relative to a state's own, and of safety."""
     gap = (response.inflow - response.outflow).abs()
     through = response.inflow + response.outflow
     relative = torch.where(response.inflow > 1e-250, gap / through, 0.0).amax((0, 1))

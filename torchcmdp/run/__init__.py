@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from torchcmdp.distributed import Crew
-from torchcmdp.errors import InvalidInput, check_callable
+from torchcmdp.errors import InvalidInput, check_kind
 from torchcmdp.protocols import EnvironmentLike, LearnerLike
 from torchcmdp.run.loop import Job
 from torchcmdp.run.options import RunKeywords, RunOptions
@@ -72,7 +72,7 @@ def run_split(
     """
     chosen, crew = RunOptions(log_every, **options), Crew(runs)
     spacing = chosen.spacing(episodes)
-    check_callable("make", make, "a function of a number of runs and of the first one")
+    check_kind("make", make, Callable, "a function of a number of runs and of the first one")
     learner, env = make(crew.own_runs, crew.first_run)
     check_environment(env)
     if env.runs != crew.own_runs:

@@ -118,13 +118,8 @@ class Job:
     def _play(self) -> None:
         """Play what is left of the run, until it is complete or interrupted."""
         session, crew, options = self.session, self.session.crew, self.options
-        bar = tqdm(
-            total=session.episodes,
-            initial=session.played,
-            unit="ep",
-            disable=not (self.options.progress and crew.leads),
-            dynamic_ncols=True,
-        )
+        hidden = not (options.progress and crew.leads)
+        bar = tqdm(total=session.episodes, initial=session.played, unit="ep", disable=hidden, dynamic_ncols=True)
         saved, meetings, stopped = time.monotonic(), _Meetings(crew, session.played), False
         with _interruptible(patient=crew.size > 1 or parent_process() is not None) as heard, bar:
             while not session.completed and not stopped:

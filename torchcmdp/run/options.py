@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
-from torchcmdp.errors import InvalidInput, brief, check_callable, choice, number, switch, warn, whole_number
+from torchcmdp.errors import InvalidInput, brief, check_kind, choice, number, switch, warn, whole_number
 from torchcmdp.kernels.engine import ENGINES
 
 POINTS = 200
@@ -63,8 +63,7 @@ class RunOptions:
         number("checkpoint_every", self.checkpoint_every, "a number of seconds that is not negative", lambda found: found >= 0)
         if self.engine is not None:
             choice("engine", self.engine, ENGINES)
-        if self.on_progress is not None:
-            check_callable("on_progress", self.on_progress, "a function of a number of episodes, or None")
+        check_kind("on_progress", self.on_progress, Callable | None, "a function of a number of episodes, or None")
 
     def spacing(self, episodes: int) -> int:
         """How many episodes lie between the logging points of a run of so many."""

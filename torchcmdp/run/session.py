@@ -53,8 +53,8 @@ BANDED = (
     "Metrics/EpRet",
 )
 OVER_ROOT = {"Regret/cumulative": "Regret/over_sqrt_t", "Violation/cumulative": "Violation/over_sqrt_t"}
-
-
+# What a state has beside those of the parts.
+OWN = ("first_episode", "first_update", "played", "seconds", "rows", "extras")
 # What an environment must have to be played in.
 MEMBERS = ("episode", "layout", "constraints", "runs", "device", "rollout", "config")
 
@@ -166,12 +166,6 @@ class Session:
         """How many of so many episodes were past the learner's horizon."""
         return max(0, played - (self.horizon - self.first_update))
 
-    def _late_count(self) -> dict[str, Tensor]:
-        """Of a run that goes past the learner's horizon, how many of its episodes have."""
-        if not self._late(self.episodes):
-            return {}
-        return {PAST_HORIZON: torch.full((self.env.runs,), self._late(self.played), device=self.env.device)}
-
     @property
     def horizon(self) -> int:
         """T, for which the learner was made; the length of the run where it does not say."""
@@ -234,7 +228,7 @@ class Session:
         """All of it as plain data, with the axis of the runs in each entry: continuing from this is continuing."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         return {
-            **{name: getattr(self, name) for name in ("first_episode", "first_update", "played", "seconds", "rows", "extras")},
+            **{name: getattr(self, name) for name in OWN},
             **parts,
             # attributes that define somebody's learner may also be its state: it is known by these as well, while in memory
             "standing": json.dumps(self._config()) if has_attributes(self.config) and self.crew.size == 1 else "",
@@ -263,9 +257,8 @@ class Session:
         """Continue from what `state` returned."""
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
-        self.first_episode, self.first_update = state["first_episode"], state["first_update"]
-        self.played, self.seconds = state["played"], state["seconds"]
-        self.rows, self.extras = list(state["rows"]), list(state["extras"])
+        for name in OWN:
+            setattr(self, name, state[name])
         self.config = json.loads(state["config"])
         for kind, names in state["attributes"].items():  # also of a learner that has been in memory all the time
             self._begun_with[kind] = {n: v for n, v in self._begun_with.get(kind, {}).items() if n not in names}
@@ -273,24 +266,21 @@ class Session:
 
     def result(self) -> RunResult:
         """What all runs of all processes measured."""
-        curves = self.tracker.curves()
+        curves, counts = self.tracker.curves(), self.diagnostics.counts()
+        if self._late(self.episodes):
+            counts[PAST_HORIZON] = torch.full((self.env.runs,), self._late(self.played), device=self.env.device)
         own: dict[str, Any] = {
             **{name: curve for name, curve in curves.items() if name in RunResult.__dataclass_fields__},
             "safe_value": curves["comparator_reward"][:, -1] / self.last_point,
             "best_value": curves["best_reward"][:, -1] / self.last_point,
             "diagnostics": self.diagnostics.means(self.played),
-            "counts": {**self.diagnostics.counts(), **self._late_count()},
+            "counts": counts,
             "units": self._scales(),
             "seconds": self.seconds,
         }
         episodes = torch.tensor([int(row["episode"]) for row in self.rows])
-        return RunResult(
-            **join(self.crew.tell(own), first_axes(own)),
-            episodes=episodes,
-            bounds=self._bounds(episodes.to(torch.float64)),
-            config=self.config,
-            completed=self.completed,
-        )
+        told: dict[str, Any] = {"episodes": episodes, "bounds": self._bounds(episodes.to(torch.float64)), "config": self.config}
+        return RunResult(**join(self.crew.tell(own), first_axes(own)), **told, completed=self.completed)
 
     def _bounds(self, t: Tensor) -> dict[str, Tensor]:
         """The trivial bound at episodes `t`, and those of the theorems that the learner says are its own (`theorems`)."""

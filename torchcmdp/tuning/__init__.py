@@ -7,23 +7,6 @@ from torchcmdp.tuning.smoothed import Smoothed
 from torchcmdp.tuning.study import SCALES, Derivative, Study, forward_derivative, reverse_derivative
 from torchcmdp.tuning.unroll import Played
 
-__all__ = [
-    "ESTIMATORS",
-    "SCALES",
-    "Derivative",
-    "Descent",
-    "Estimate",
-    "Estimator",
-    "Played",
-    "Samples",
-    "Smoothed",
-    "Study",
-    "Through",
-    "TuningResult",
-    "estimate_gradient",
-    "forward_derivative",
-    "optimise",
-    "random_search",
-    "reverse_derivative",
-    "run_derivatives",
-]
+__all__ = ["Estimator", "Samples", "Smoothed", "Through", "run_derivatives", "ESTIMATORS", "Estimate", "estimate_gradient"]
+__all__ += ["Descent", "TuningResult", "optimise", "random_search"]
+__all__ += ["SCALES", "Derivative", "Played", "Study", "forward_derivative", "reverse_derivative"]

@@ -62,14 +62,8 @@ def expected_evidence(
     upper = upper_occupancy(learner.kernels, learner.policy, learner.layout)
     weights = 1 / (upper + learner.hyperparameter("gamma")[:, None, None, None])
     loss, losses = _losses(learner, 1 - rewards, visited, weights)
-    mean = ExpectedEvidence(
-        visited=visited,
-        transitions=occupancy,
-        path_costs=(costs * visited.unsqueeze(-4)).sum((-3, -2, -1)),
-        costs=costs,
-        loss=loss,
-        losses=losses,
-    )
+    paths = (costs * visited.unsqueeze(-4)).sum((-3, -2, -1))
+    mean = ExpectedEvidence(visited=visited, transitions=occupancy, path_costs=paths, costs=costs, loss=loss, losses=losses)
     if sample is None:
         return mean
     seen, transitions = learner.visited(sample)

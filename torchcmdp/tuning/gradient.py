@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcmdp.errors import brief, check_callable, check_kind, check_memory, choice, positive, whole_number
+from torchcmdp.errors import brief, check_kind, check_memory, choice, positive, whole_number
 from torchcmdp.metrics import mean_and_interval
 from torchcmdp.tuning.estimators import Estimator, Samples, Through, Tick
 from torchcmdp.tuning.smoothed import Smoothed
@@ -74,8 +74,7 @@ def estimate_gradient(
         tick: Called after every episode.
     """
     check_study(study)
-    if tick is not None:
-        check_callable("tick", tick, "a function without arguments, or None")
+    check_kind("tick", tick, Callable | None, "a function without arguments, or None")
     how, names, point = estimator_of(estimator), tuple(study.check(scales)), log_point(scales)
     repeats = whole_number("repeats", repeats, least=1)
     check_memory(f"{brief(repeats)} repeats", how.runs(study, len(names), repeats) * len(names) * 4)
@@ -90,12 +89,8 @@ def log_point(scales: Mapping[str, float]) -> Tensor:
 def summary(study: Study, found: Samples) -> Estimate:
     """Means and errors of samples."""
     gradient, half = mean_and_interval(found.derivatives)
-    return Estimate(
-        gradient=gradient,
-        standard_error=found.derivatives.std(0) / len(found.derivatives) ** 0.5,
-        half_width=half,
-        **values_of(study, found.played),
-    )
+    error = found.derivatives.std(0) / len(found.derivatives) ** 0.5
+    return Estimate(gradient=gradient, standard_error=error, half_width=half, **values_of(study, found.played))
 
 
 def values_of(study: Study, played: Any) -> dict[str, float]:

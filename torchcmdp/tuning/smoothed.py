@@ -42,14 +42,13 @@ class Smoothed(Estimator):
 
     def __post_init__(self) -> None:
         switch("redraw", self.redraw)
-        if self.control is not None:
-            check_kind("control", self.control, Through, "a Through, such as Through(), or None")
-            if self.window is not None:
+        check_kind("control", self.control, Through | None, "a Through, such as Through(), or None")
+        if self.window is not None:
+            if self.control is not None:
                 raise InvalidInput(
                     f"control is given with a window of {brief(self.window)} episodes; what a control explains is the noise of "
                     "whole runs, so that window must be None."
                 )
-        if self.window is not None:
             whole_number("window", self.window, least=1)
         for value in self.sigma.values() if isinstance(self.sigma, Mapping) else [self.sigma]:
             positive("sigma", value)
@@ -61,12 +60,11 @@ class Smoothed(Estimator):
 
     def spread(self, names: tuple[str, ...]) -> Tensor:
         """sigma of every parameter, `(P,)`."""
-        if isinstance(self.sigma, Mapping):
-            lacks = [name for name in names if name not in self.sigma]
-            if lacks:
-                raise InvalidInput(f"sigma has no {lacks[0]}; it needs a number for each of {', '.join(names)}.")
-        values = [self.sigma[name] if isinstance(self.sigma, Mapping) else self.sigma for name in names]
-        return torch.tensor(values, dtype=torch.float64)
+        sigma = self.sigma if isinstance(self.sigma, Mapping) else dict.fromkeys(names, self.sigma)
+        for name in names:
+            if name not in sigma:
+                raise InvalidInput(f"sigma has no {name}; it needs a number for each of {', '.join(names)}.")
+        return torch.tensor([sigma[name] for name in names], dtype=torch.float64)
 
     def windows(self, study: Study) -> int:
         """How many windows a run has."""

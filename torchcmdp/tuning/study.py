@@ -11,17 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchcmdp.costs import CostModel
-from torchcmdp.errors import (
-    InvalidInput,
-    brief,
-    check_callable,
-    check_delta,
-    check_kind,
-    choice,
-    not_negative,
-    number,
-    whole_number,
-)
+from torchcmdp.errors import InvalidInput, brief, check_delta, check_kind, choice, not_negative, number, whole_number
 from torchcmdp.hyperparameters import connected
 from torchcmdp.learners.base import Learner
 from torchcmdp.learners.wcops import WCOPS
@@ -65,7 +55,7 @@ class Study:
     learner: type[Learner] = WCOPS
 
     def __post_init__(self) -> None:
-        check_callable("environment", self.environment, "a function of the instance of each run and a seed")
+        check_kind("environment", self.environment, Callable, "a function of the instance of each run and a seed")
         whole_number("instances", self.instances, least=1)
         whole_number("horizon", self.horizon, least=1)
         not_negative("weight", self.weight)
@@ -144,8 +134,7 @@ class Study:
         _check_whole("instances", instances, self.instances)
         if groups is not None:
             _check_whole("groups", groups, len(instances), len(instances))
-        if tick is not None:
-            check_callable("tick", tick, "a function without arguments, or None")
+        check_kind("tick", tick, Callable | None, "a function without arguments, or None")
         env = self.environment(instances, whole_number("seed", seed, least=0))
         if distinct_runs is not None:
             env.share_streams(distinct_runs)

@@ -59,8 +59,8 @@ class Unroll:
         self.learner, self.env = learner, env
         self._session = Session(learner, env, horizon, horizon, Crew(env.runs, alone=True))
         self._tracker = cast(Tracker, self._session.tracker)
-        cmdp = env.cmdp
-        self._value = expected_value(cmdp.rewards, safe_optimum(cmdp).occupancy.sum(-1)).expand(env.runs)
+        self._parts: dict[str, Any] = {"learner": learner, "env": env, "tracker": self._tracker}
+        self._value = expected_value(env.cmdp.rewards, safe_optimum(env.cmdp).occupancy.sum(-1)).expand(env.runs)
 
     @property
     def episode(self) -> int:
@@ -84,11 +84,10 @@ class Unroll:
 
     def state(self) -> dict[str, Any]:
         """All of it as plain data, for `restore`."""
-        parts: dict[str, Any] = {"learner": self.learner, "env": self.env, "tracker": self._tracker}
-        return {**{name: part.state_dict() for name, part in parts.items()}, "episode": self.episode}
+        return {**{name: part.state_dict() for name, part in self._parts.items()}, "episode": self.episode}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
-        for name, part in (("learner", self.learner), ("env", self.env), ("tracker", self._tracker)):
+        for name, part in self._parts.items():
             part.load_state_dict(state[name])
         self._session.played = int(state["episode"])
