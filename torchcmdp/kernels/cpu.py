@@ -16,6 +16,9 @@ from llvmlite.binding import Linkage
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler import Compiler, Flags
+from numba.core.typed_passes import NativeLowering
+
+from torchcmdp.kernels.lowering import KernelLowering, with_records
 
 # No "nnan"/"ninf": -inf is a legal logarithm here.
 FASTMATH = {"contract", "reassoc", "nsz"}
@@ -114,32 +117,31 @@ UNUSED = {
 
 
 class _Flags(Flags):  # type: ignore[misc]
-    """Options that no longer change: their hash, which every operation asks for, is computed once."""
+    """Options that no longer change, one object for all that are equal, so that nobody has to compare them.
 
-    __slots__ = ("_hash",)
+    Numba looks its overloads up by them, and its own hash is the same for all options.
+    """
+
+    __slots__ = ()
 
     def copy(self) -> _Flags:
         return self
 
-    def __hash__(self) -> int:
-        if not hasattr(self, "_hash"):
-            self._hash = super().__hash__()
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or bool(super().__eq__(other))
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
-_flags: dict[_Flags, _Flags] = {}
+_flags: dict[str, _Flags] = {}
 
 
 class _Compiler(Compiler):  # type: ignore[misc]
     """Numba's compiler without what kernels do not need, with a library that a subclass makes."""
 
     def compile_extra(self, func: Callable[..., Any]) -> Any:
+        self.state.targetctx = with_records(self.state.targetctx)
         self.state.library = self.new_library(func)
-        flags = _Flags(self.state.flags)
-        self.state.flags = _flags.setdefault(flags, flags)
+        flags = self.state.flags
+        self.state.flags = _flags.setdefault(repr(flags), _Flags(flags))
         # nothing is freed before the end, and looking for it again and again takes a tenth of the time
         collecting = gc.isenabled()
         gc.disable()
@@ -152,7 +154,8 @@ class _Compiler(Compiler):  # type: ignore[misc]
     def define_pipelines(self) -> Any:
         pipelines = super().define_pipelines()
         for pipeline in pipelines:
-            pipeline.passes = [each for each in pipeline.passes if each[0].__name__ not in UNUSED]
+            kept = [each for each in pipeline.passes if each[0].__name__ not in UNUSED]
+            pipeline.passes = [(KernelLowering, why) if each is NativeLowering else (each, why) for each, why in kept]
         return pipelines
 
 

@@ -1,0 +1,228 @@
+"""How kernels become LLVM code: records go by their address, and what is settled on entry is read there, once.
+
+Numba hands a named tuple over word by word: a record of sixty arrays is four hundred arguments, taken apart and put together again
+at every call, which is most of what LLVM then has to read and to forget.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from llvmlite import ir as llvm
+from numba.core import cgutils, datamodel, ir, types
+from numba.core.compiler_machinery import register_pass
+from numba.core.cpu import CPUContext
+from numba.core.datamodel.models import StructModel
+from numba.core.lowering import Lower
+from numba.core.typed_passes import NativeLowering
+
+WORD = llvm.IntType(64)
+ADDRESS = llvm.IntType(8).as_pointer()
+
+
+def _words(kind: Any) -> int:
+    """Words enough for a value of this LLVM type."""
+    if isinstance(kind, llvm.ArrayType):
+        return int(kind.count) * _words(kind.element)
+    return sum(map(_words, kind.elements)) if isinstance(kind, llvm.LiteralStructType) else 1
+
+
+class _RecordModel(StructModel):  # type: ignore[misc]
+    """A named tuple is the address of its members, each at a whole word; records in it are addresses as well.
+
+    It lies in the frame that made it, so only a copy of it can be returned.
+    """
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, [(f"f{i}", member) for i, member in enumerate(kind)])
+        starts = [0]
+        for model in self._models:
+            starts.append(starts[-1] + _words(model.get_value_type()))
+        *self._starts, self._size = starts
+
+    def get_value_type(self) -> Any:
+        return ADDRESS
+
+    def get_argument_type(self) -> Any:
+        return ADDRESS
+
+    def as_argument(self, builder: Any, value: Any) -> Any:
+        return value
+
+    def from_argument(self, builder: Any, value: Any) -> Any:
+        return value
+
+    def as_data(self, builder: Any, value: Any) -> Any:
+        data = llvm.Constant(self.get_data_type(), llvm.Undefined)
+        for i, model in enumerate(self._models):
+            data = builder.insert_value(data, model.as_data(builder, self.get(builder, value, i)), i)
+        return data
+
+    def from_data(self, builder: Any, value: Any) -> Any:
+        return self.pack(builder, [model.from_data(builder, builder.extract_value(value, i)) for i, model in enumerate(self._models)])
+
+    as_return, from_return = as_data, from_data
+
+    def load_from_data_pointer(self, builder: Any, pointer: Any, align: int | None = None) -> Any:
+        return self.from_data(builder, builder.load(pointer, align=align))
+
+    def pack(self, builder: Any, values: Sequence[Any]) -> Any:
+        """A new record in this frame."""
+        room = cgutils.alloca_once(builder, llvm.ArrayType(WORD, self._size))
+        address = builder.bitcast(room, ADDRESS)
+        for i, value in enumerate(values):
+            builder.store(value, self._member(builder, address, i))
+        return address
+
+    def get(self, builder: Any, value: Any, position: int) -> Any:
+        """A member."""
+        return builder.load(self._member(builder, value, position))
+
+    def _member(self, builder: Any, address: Any, position: int) -> Any:
+        place = builder.gep(address, [llvm.Constant(WORD, 8 * self._starts[position])], inbounds=True)
+        return builder.bitcast(place, self._models[position].get_value_type().as_pointer())
+
+
+class _Context(CPUContext):  # type: ignore[misc]
+    """Numba's own, in which named tuples have `_RecordModel`."""
+
+    def make_tuple(self, builder: Any, kind: Any, values: Sequence[Any]) -> Any:
+        if isinstance(kind, types.BaseNamedTuple):
+            return self.data_model_manager[kind].pack(builder, values)
+        return super().make_tuple(builder, kind, values)
+
+    def get_getattr(self, kind: Any, attribute: str) -> Any:
+        if isinstance(kind, types.BaseNamedTuple):
+            return _member_of
+        return super().get_getattr(kind, attribute)
+
+
+def _member_of(context: Any, builder: Any, kind: Any, value: Any, attribute: str) -> Any:
+    return context.data_model_manager[kind].get(builder, value, kind.fields.index(attribute))
+
+
+@lru_cache(maxsize=1)
+def _models() -> Any:
+    own = datamodel.default_manager.copy()
+    for kind in (types.NamedTuple, types.NamedUniTuple):
+        own.register(kind, _RecordModel)
+    return own
+
+
+def with_records(context: Any) -> Any:
+    """This context of Numba's with records by their address."""
+    own = copy.copy(context)
+    own.__class__ = _Context
+    own.data_model_manager = _models()
+    return own
+
+
+class _Lower(Lower):  # type: ignore[misc]
+    """What follows from the arguments alone (members of records, shapes) is read on entry, when somebody needs it, and has no slot.
+
+    A record does not change while a function runs, but LLVM would have to prove that.
+    """
+
+    def pre_lower(self) -> None:
+        super().pre_lower()
+        self._entry = self.builder.basic_block
+        self._values: dict[str, Any] = {}
+        self._members: dict[tuple[str, str], Any] = {}
+        definitions: dict[str, list[Any]] = {}
+        for block in self.blocks.values():
+            for each in block.find_insts(ir.Assign):
+                definitions.setdefault(each.target.name, []).append(each.value)
+        self._definition = {name: found[0] for name, found in definitions.items() if len(found) == 1}
+        self._settled: dict[str, bool] = {}
+
+    def _is_settled(self, name: str) -> bool:
+        """Whether a variable has one value, which is known on entry."""
+        if name not in self._settled:
+            self._settled[name] = False
+            self._settled[name] = self._settles(name, self._definition.get(name))
+        return self._settled[name]
+
+    def _settles(self, name: str, value: Any) -> bool:
+        if isinstance(value, ir.Arg):
+            return self.typeof(f"arg.{value.name}") == self.typeof(name)
+        if isinstance(value, ir.Var):
+            return self._is_settled(value.name) and self.typeof(name) == self.typeof(value.name)
+        if not isinstance(value, ir.Expr) or value.op not in ("getattr", "static_getitem") or not self._is_settled(value.value.name):
+            return False
+        kind = self.typeof(value.value.name)
+        if value.op == "static_getitem":
+            return isinstance(kind, types.BaseTuple) and isinstance(value.index, int) and value.index >= 0
+        return isinstance(kind, types.BaseNamedTuple) or (isinstance(kind, types.Array) and value.attr == "shape")
+
+    def _alloca_var(self, name: str, kind: Any) -> None:
+        if not self._is_settled(name):
+            super()._alloca_var(name, kind)
+
+    def lower_inst(self, inst: Any) -> None:
+        if not (isinstance(inst, ir.Assign) and self._is_settled(inst.target.name)):
+            super().lower_inst(inst)
+
+    def loadvar(self, name: str) -> Any:
+        if not self._is_settled(name):
+            return super().loadvar(name)
+        if name not in self._values:
+            value = self._definition[name]
+            with self.builder.goto_block(self._entry):
+                self._values[name] = self._once(name, value)
+        return self._values[name]
+
+    def _once(self, name: str, value: Any) -> Any:
+        if isinstance(value, ir.Var):
+            return self.loadvar(value.name)
+        if isinstance(value, ir.Expr) and value.op == "getattr":
+            key = (self._source(value.value.name), value.attr)
+            if key not in self._members:
+                self._members[key] = self.lower_expr(self.typeof(name), value)
+            return self._members[key]
+        if isinstance(value, ir.Expr):
+            return self._item(value)
+        return self.fnargs[value.index]
+
+    def lower_expr(self, kind: Any, value: Any) -> Any:
+        if value.op == "static_getitem" and isinstance(self.typeof(value.value.name), types.BaseNamedTuple):
+            return self._item(value)
+        return super().lower_expr(kind, value)
+
+    def _item(self, value: Any) -> Any:
+        kind, whole = self.typeof(value.value.name), self.loadvar(value.value.name)
+        if isinstance(kind, types.BaseNamedTuple):
+            return self.context.data_model_manager[kind].get(self.builder, whole, value.index)
+        return self.builder.extract_value(whole, value.index)
+
+    def _source(self, name: str) -> str:
+        """Where a settled value comes from: a name that is the same for all that are the same."""
+        value = self._definition[name]
+        if isinstance(value, ir.Var):
+            return self._source(value.name)
+        if isinstance(value, ir.Expr) and value.op == "getattr":
+            return f"{self._source(value.value.name)}.{value.attr}"
+        return name
+
+    def storevar(self, value: Any, name: str, argidx: int | None = None) -> None:
+        self._alloca_var(name, self.typeof(name))
+        if name in self._singly_assigned_vars:
+            self._blk_local_varmap[name] = value
+        else:
+            self.builder.store(value, self.getvar(name))
+
+    def delvar(self, name: str) -> None:
+        """Nothing is counted, so nothing is given back."""
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class KernelLowering(NativeLowering):  # type: ignore[misc]
+    """Numba's, with the above."""
+
+    _name = "kernel_lowering"
+
+    @property
+    def lowering_class(self) -> Any:
+        return _Lower
