@@ -7,7 +7,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler import Compiler, Flags
 from numba.core.typed_passes import NativeLowering
 
-from torchcmdp.kernels.lowering import KernelLowering, with_records
+from torchcmdp.kernels.lowering import KernelLowering, with_memory, with_records
 
 # No "nnan"/"ninf": -inf is a legal logarithm here.
 FASTMATH = {"contract", "reassoc", "nsz"}
@@ -138,6 +138,7 @@ class _Compiler(Compiler):  # type: ignore[misc]
     """Numba's compiler without what kernels do not need, with a library that a subclass makes."""
 
     def compile_extra(self, func: Callable[..., Any]) -> Any:
+        self.state.typingctx = with_memory(self.state.typingctx)
         self.state.targetctx = with_records(self.state.targetctx)
         self.state.library = self.new_library(func)
         flags = self.state.flags
@@ -173,12 +174,22 @@ class _Unlinked:
     def set_env(self, name: str, environment: Any) -> None: ...
 
 
+def _simplify(library: Any, module: Any) -> None:
+    """The passes that Numba runs over each function of a module, here without those that are only declared."""
+    module.data_layout = library._codegen._data_layout
+    for function in module.functions:
+        if not function.is_declaration:
+            passes, builder = library._codegen._function_pass_manager()
+            passes.run(function, builder)
+
+
 class _InnerCompiler(_Compiler):
     """Numba optimises a function again in every caller of its callers; this one leaves it to the outermost."""
 
     def new_library(self, func: Callable[..., Any]) -> Any:
         library = self.state.targetctx.codegen().create_library(func.__qualname__)
         library._codegen = _Unlinked(library._codegen)
+        library._optimize_functions = partial(_simplify, library)
         library._optimize_final_module = lambda: None
         return library
 
@@ -198,6 +209,7 @@ class _EntryCompiler(_Compiler):
             passes, builder = library._codegen._module_pass_manager()
             passes.run(library._final_module, builder)
 
+        library._optimize_functions = partial(_simplify, library)
         library._optimize_final_module = privately
         return library
 

@@ -7,6 +7,7 @@ at every call, which is most of what LLVM then has to read and to forget.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,10 +18,14 @@ from numba.core.compiler_machinery import register_pass
 from numba.core.cpu import CPUContext
 from numba.core.datamodel.models import StructModel
 from numba.core.lowering import Lower
+from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
+from numba.core.typing import Context
 
 WORD = llvm.IntType(64)
 ADDRESS = llvm.IntType(8).as_pointer()
+# Of Numba's arrays.
+DATA, SHAPE = 4, 5
 
 
 def _words(kind: Any) -> int:
@@ -120,6 +125,29 @@ def with_records(context: Any) -> Any:
     return own
 
 
+class _Typing(Context):  # type: ignore[misc]
+    """Numba's own, which asks every template of a function again at every call of it, such as each `array[index]`."""
+
+    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
+        if kws or not isinstance(func, types.Function):
+            return super().resolve_function_type(func, args, kws)
+        key = (func, tuple(args), ConfigStack.top_or_none())
+        if key not in self.known:
+            found = super().resolve_function_type(func, args, kws)
+            if found is None:
+                return None
+            self.known[key] = found
+        return self.known[key]
+
+
+@lru_cache(maxsize=1)
+def with_memory(context: Any) -> Any:
+    """This typing context of Numba's with a memory; the same one again, by which Numba finds what it has compiled."""
+    own = copy.copy(context)
+    own.__class__, own.known = _Typing, {}
+    return own
+
+
 class _Lower(Lower):  # type: ignore[misc]
     """What follows from the arguments alone (members of records, shapes) is read on entry, when somebody needs it, and has no slot.
 
@@ -131,6 +159,7 @@ class _Lower(Lower):  # type: ignore[misc]
         self._entry = self.builder.basic_block
         self._values: dict[str, Any] = {}
         self._members: dict[tuple[str, str], Any] = {}
+        self._parts: dict[tuple[Any, ...], Any] = {}
         definitions: dict[str, list[Any]] = {}
         for block in self.blocks.values():
             for each in block.find_insts(ir.Assign):
@@ -187,9 +216,99 @@ class _Lower(Lower):  # type: ignore[misc]
         return self.fnargs[value.index]
 
     def lower_expr(self, kind: Any, value: Any) -> Any:
-        if value.op == "static_getitem" and isinstance(self.typeof(value.value.name), types.BaseNamedTuple):
-            return self._item(value)
+        if value.op in ("getitem", "static_getitem", "getattr"):
+            whole = self.typeof(value.value.name)
+            if value.op == "static_getitem" and isinstance(whole, types.BaseNamedTuple):
+                return self._item(value)
+            if value.op == "getattr" and isinstance(whole, types.Array) and value.attr == "shape":
+                return self._part(value.value.name, SHAPE)
+            if value.op != "getattr" and isinstance(whole, types.Array):
+                place = self._place(value.value, value.index if value.op == "getitem" else value.index_var, value.index)
+                if place is not None:
+                    return self.context.cast(self.builder, self.context.unpack_value(self.builder, whole.dtype, place), whole.dtype, kind)
         return super().lower_expr(kind, value)
+
+    def lower_setitem(self, target: Any, index: Any, value: Any, signature: Any) -> Any:
+        kind = self.typeof(target.name)
+        place = self._place(target, index) if isinstance(kind, types.Array) else None
+        if place is None:
+            return super().lower_setitem(target, index, value, signature)
+        found = self.context.cast(self.builder, self.loadvar(value.name), self.typeof(value.name), kind.dtype)
+        return self.context.pack_value(self.builder, kind.dtype, found, place)
+
+    def _place(self, array: Any, index: Any, constant: Any = None) -> Any:
+        """Where an entry of an array lies; None where Numba has to say, as for slices."""
+        kind = self.typeof(array.name)
+        if kind.layout != "C" or not kind.aligned or self.context.enable_boundscheck:
+            return None
+        if isinstance(constant, int):
+            indices, kinds = [llvm.Constant(WORD, constant)], [types.int64]
+        elif index is None:
+            return None
+        else:
+            kinds = self.typeof(index.name)
+            one = not isinstance(kinds, types.BaseTuple)
+            kinds = [kinds] if one else list(kinds)
+            if len(kinds) != kind.ndim or not all(isinstance(each, types.Integer) for each in kinds):
+                return None
+            found = self.loadvar(index.name)
+            indices = [found] if one else [self.builder.extract_value(found, i) for i in range(kind.ndim)]
+        if len(indices) != kind.ndim:
+            return None
+        shape = [self._length(array.name, axis) for axis in range(kind.ndim)]
+        at = None
+        for each, its, length in zip(indices, kinds, shape, strict=True):
+            each = self._from_the_start(each, its, length)
+            at = each if at is None else self.builder.add(self.builder.mul(at, length), each)
+        return self.builder.gep(self._part(array.name, DATA), [at])
+
+    def _from_the_start(self, index: Any, kind: Any, length: Any) -> Any:
+        """An index that may count from the end."""
+        if isinstance(index, llvm.Constant):
+            return self.builder.add(index, length) if index.constant < 0 else index
+        if not kind.signed:
+            return self.context.cast(self.builder, index, kind, types.uintp)
+        index = self.context.cast(self.builder, index, kind, types.intp)
+        negative = self.builder.icmp_signed("<", index, index.type(0))
+        return self.builder.select(negative, self.builder.add(index, length), index)
+
+    def _part(self, name: str, part: int) -> Any:
+        """The data or the shape of an array."""
+        if not self._is_settled(name):
+            return self.builder.extract_value(self.loadvar(name), part)
+        key = (self._source(name), part)
+        if key not in self._parts:
+            with self.builder.goto_block(self._entry):
+                self._parts[key] = self.builder.extract_value(self.loadvar(name), part)
+        return self._parts[key]
+
+    def _length(self, name: str, axis: int) -> Any:
+        if not self._is_settled(name):
+            return self.builder.extract_value(self._part(name, SHAPE), axis)
+        key = (self._source(name), "length", axis)
+        if key not in self._parts:
+            shape = self._part(name, SHAPE)
+            with self.builder.goto_block(self._entry):
+                self._parts[key] = self.builder.extract_value(shape, axis)
+        return self._parts[key]
+
+    def lower_binop(self, kind: Any, expr: Any, op: Any) -> Any:
+        """Of numbers; what Numba tries first, implementations for constants, is there for powers."""
+        signature = self.fndesc.calltypes[expr]
+        if op is operator.pow or not all(isinstance(each, types.Number | types.Boolean) for each in signature.args):
+            return super().lower_binop(kind, expr, op)
+        values = [
+            self.context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), wanted)
+            for each, wanted in zip((expr.lhs, expr.rhs), signature.args, strict=True)
+        ]
+        function = self.context.typing_context.resolve_value_type(op)
+        try:
+            implementation = self.context.get_function(function, signature)
+        except KeyError:  # these operands are the first of their kind
+            function.get_call_type(self.context.typing_context, signature.args, {})
+            implementation = self.context.get_function(function, signature)
+        found = implementation(self.builder, values)
+        return self.context.cast(self.builder, found, signature.return_type, kind)
 
     def _item(self, value: Any) -> Any:
         kind, whole = self.typeof(value.value.name), self.loadvar(value.value.name)
