@@ -14,9 +14,11 @@ from typing import Any
 
 from llvmlite import ir as llvm
 from numba.core import cgutils, datamodel, ir, types
+from numba.core.analysis import compute_cfg_from_blocks
 from numba.core.compiler_machinery import register_pass
 from numba.core.cpu import CPUContext
 from numba.core.datamodel.models import StructModel
+from numba.core.errors import CompilerError
 from numba.core.lowering import Lower
 from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
@@ -67,7 +69,9 @@ class _RecordModel(StructModel):  # type: ignore[misc]
         return data
 
     def from_data(self, builder: Any, value: Any) -> Any:
-        return self.pack(builder, [model.from_data(builder, builder.extract_value(value, i)) for i, model in enumerate(self._models)])
+        return self.pack(
+            builder, [model.from_data(builder, builder.extract_value(value, i)) for i, model in enumerate(self._models)]
+        )
 
     as_return, from_return = as_data, from_data
 
@@ -103,6 +107,10 @@ class _Context(CPUContext):  # type: ignore[misc]
         if isinstance(kind, types.BaseNamedTuple):
             return _member_of
         return super().get_getattr(kind, attribute)
+
+
+def _holds_records(kind: Any) -> bool:
+    return isinstance(kind, types.BaseNamedTuple) or (isinstance(kind, types.BaseTuple) and any(map(_holds_records, kind)))
 
 
 def _member_of(context: Any, builder: Any, kind: Any, value: Any, attribute: str) -> Any:
@@ -166,6 +174,18 @@ class _Lower(Lower):  # type: ignore[misc]
                 definitions.setdefault(each.target.name, []).append(each.value)
         self._definition = {name: found[0] for name, found in definitions.items() if len(found) == 1}
         self._settled: dict[str, bool] = {}
+        self._refuse_records_made_in_loops()
+
+    def _refuse_records_made_in_loops(self) -> None:
+        """The next one would lie where the last one does, which somebody may still read."""
+        made = {
+            label
+            for label, block in self.blocks.items()
+            for each in block.find_insts(ir.Assign)
+            if isinstance(each.value, ir.Expr) and each.value.op == "call" and _holds_records(self.typeof(each.target.name))
+        }
+        if made and any(made & loop.body for loop in compute_cfg_from_blocks(self.blocks).loops().values()):
+            raise CompilerError(f"{self.func_ir.func_id.func_name} makes a record in a loop; make it before, or in a function.")
 
     def _is_settled(self, name: str) -> bool:
         """Whether a variable has one value, which is known on entry."""
@@ -179,7 +199,11 @@ class _Lower(Lower):  # type: ignore[misc]
             return self.typeof(f"arg.{value.name}") == self.typeof(name)
         if isinstance(value, ir.Var):
             return self._is_settled(value.name) and self.typeof(name) == self.typeof(value.name)
-        if not isinstance(value, ir.Expr) or value.op not in ("getattr", "static_getitem") or not self._is_settled(value.value.name):
+        if (
+            not isinstance(value, ir.Expr)
+            or value.op not in ("getattr", "static_getitem")
+            or not self._is_settled(value.value.name)
+        ):
             return False
         kind = self.typeof(value.value.name)
         if value.op == "static_getitem":
@@ -225,7 +249,9 @@ class _Lower(Lower):  # type: ignore[misc]
             if value.op != "getattr" and isinstance(whole, types.Array):
                 place = self._place(value.value, value.index if value.op == "getitem" else value.index_var, value.index)
                 if place is not None:
-                    return self.context.cast(self.builder, self.context.unpack_value(self.builder, whole.dtype, place), whole.dtype, kind)
+                    return self.context.cast(
+                        self.builder, self.context.unpack_value(self.builder, whole.dtype, place), whole.dtype, kind
+                    )
         return super().lower_expr(kind, value)
 
     def lower_setitem(self, target: Any, index: Any, value: Any, signature: Any) -> Any:
@@ -344,4 +370,5 @@ class KernelLowering(NativeLowering):  # type: ignore[misc]
 
     @property
     def lowering_class(self) -> Any:
+        """What lowers a function."""
         return _Lower
