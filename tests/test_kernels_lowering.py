@@ -98,3 +98,18 @@ def test_a_record_made_in_a_loop_is_refused() -> None:
 
     with pytest.raises(NumbaError, match="in_a_loop makes a record in a loop"):
         exposed(in_a_loop)(Alike(np.zeros(1), np.zeros(2)), 3)
+
+
+def test_a_kernel_is_compiled_once_for_all_constants() -> None:
+    @compiled
+    def scaled(number, twice, power):
+        return number * power if twice else number - power
+
+    def several(number):
+        x = 0
+        for i in range(3):
+            x += i
+        return scaled(number, True, 1) + scaled(number, False, x) + scaled(number, number > 1.0, 2)
+
+    assert exposed(several)(2.0) == 2.0 - 1.0 + 4.0
+    assert len(scaled.overloads) == 1

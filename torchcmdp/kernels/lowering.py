@@ -134,9 +134,14 @@ def with_records(context: Any) -> Any:
 
 
 class _Typing(Context):  # type: ignore[misc]
-    """Numba's own, which asks every template of a function again at every call of it, such as each `array[index]`."""
+    """Numba's own, which asks every template of a function again at every call of it, such as each `array[index]`.
+
+    It would also compile a kernel anew for every constant that it is called with.
+    """
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
+        if isinstance(func, types.Dispatcher):
+            return super().resolve_function_type(func, tuple(map(types.unliteral, args)), kws)
         if kws or not isinstance(func, types.Function):
             return super().resolve_function_type(func, args, kws)
         key = (func, tuple(args), ConfigStack.top_or_none())
