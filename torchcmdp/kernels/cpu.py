@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from llvmlite.binding import Linkage
+from llvmlite.binding import Linkage, create_pass_builder, create_pipeline_tuning_options
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler import Compiler, Flags
@@ -205,9 +205,12 @@ class _EntryCompiler(_Compiler):
             for linked in library._final_module.functions:
                 if not linked.is_declaration and linked.linkage == Linkage.linkonce_odr:
                     linked.linkage = Linkage.internal
-            # once: Numba's first round is for reference counts, which kernels do not have
-            passes, builder = library._codegen._module_pass_manager()
-            passes.run(library._final_module, builder)
+            # once: Numba's first round is for reference counts, which kernels do not have. Unrolled loops are a third more to
+            # optimise and to emit, and no faster where most are a few successors or constraints long
+            tuning = create_pipeline_tuning_options(3)
+            tuning.loop_vectorization, tuning.loop_unrolling = True, False
+            builder = create_pass_builder(library._codegen._tm, tuning)
+            builder.getModulePassManager().run(library._final_module, builder)
 
         library._optimize_functions = partial(_simplify, library)
         library._optimize_final_module = privately
