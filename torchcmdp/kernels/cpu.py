@@ -7,17 +7,18 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numba
-from llvmlite.binding import Linkage
+from llvmlite.binding import Linkage, create_pass_builder, create_pipeline_tuning_options
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler import Compiler, Flags
+from numba.core.typed_passes import NativeLowering
 
-from torchcmdp.kernels import lowering  # noqa: F401  # for what it does to the compiler
+from torchcmdp.kernels.lowering import KernelLowering, with_memory, with_records
 
 # No "nnan"/"ninf": -inf is a legal logarithm here.
 FASTMATH = {"contract", "reassoc", "nsz"}
@@ -116,32 +117,32 @@ UNUSED = {
 
 
 class _Flags(Flags):  # type: ignore[misc]
-    """Options that no longer change: their hash, which every operation asks for, is computed once."""
+    """Options that no longer change, one object for all that are equal, so that nobody has to compare them.
 
-    __slots__ = ("_hash",)
+    Numba looks its overloads up by them, and its own hash is the same for all options.
+    """
+
+    __slots__ = ()
 
     def copy(self) -> _Flags:
         return self
 
-    def __hash__(self) -> int:
-        if not hasattr(self, "_hash"):
-            self._hash = super().__hash__()
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or bool(super().__eq__(other))
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
-_flags: dict[_Flags, _Flags] = {}
+_flags: dict[str, _Flags] = {}
 
 
 class _Compiler(Compiler):  # type: ignore[misc]
     """Numba's compiler without what kernels do not need, with a library that a subclass makes."""
 
     def compile_extra(self, func: Callable[..., Any]) -> Any:
+        self.state.typingctx = with_memory(self.state.typingctx)
+        self.state.targetctx = with_records(self.state.targetctx)
         self.state.library = self.new_library(func)
-        flags = _Flags(self.state.flags)
-        self.state.flags = _flags.setdefault(flags, flags)
+        flags = self.state.flags
+        self.state.flags = _flags.setdefault(repr(flags), _Flags(flags))
         # nothing is freed before the end, and looking for it again and again takes a tenth of the time
         collecting = gc.isenabled()
         gc.disable()
@@ -154,7 +155,8 @@ class _Compiler(Compiler):  # type: ignore[misc]
     def define_pipelines(self) -> Any:
         pipelines = super().define_pipelines()
         for pipeline in pipelines:
-            pipeline.passes = [each for each in pipeline.passes if each[0].__name__ not in UNUSED]
+            kept = [each for each in pipeline.passes if each[0].__name__ not in UNUSED]
+            pipeline.passes = [(KernelLowering, why) if each is NativeLowering else (each, why) for each, why in kept]
         return pipelines
 
 
@@ -172,12 +174,22 @@ class _Unlinked:
     def set_env(self, name: str, environment: Any) -> None: ...
 
 
+def _simplify(library: Any, module: Any) -> None:
+    """The passes that Numba runs over each function of a module, here without those that are only declared."""
+    module.data_layout = library._codegen._data_layout
+    for function in module.functions:
+        if not function.is_declaration:
+            passes, builder = library._codegen._function_pass_manager()
+            passes.run(function, builder)
+
+
 class _InnerCompiler(_Compiler):
     """Numba optimises a function again in every caller of its callers; this one leaves it to the outermost."""
 
     def new_library(self, func: Callable[..., Any]) -> Any:
         library = self.state.targetctx.codegen().create_library(func.__qualname__)
         library._codegen = _Unlinked(library._codegen)
+        library._optimize_functions = partial(_simplify, library)
         library._optimize_final_module = lambda: None
         return library
 
@@ -193,11 +205,14 @@ class _EntryCompiler(_Compiler):
             for linked in library._final_module.functions:
                 if not linked.is_declaration and linked.linkage == Linkage.linkonce_odr:
                     linked.linkage = Linkage.internal
-            # once: Numba's first round is for reference counts, which kernels do not have
-            # and loops here are a few steps long: to vectorise them makes code, not speed
-            passes, builder = library._codegen._module_pass_manager(loop_vectorize=False)
-            passes.run(library._final_module, builder)
+            # once: Numba's first round is for reference counts, which kernels do not have. Unrolled and vectorised loops are
+            # a third more to optimise and to emit, and no faster where most are a few successors or constraints long
+            tuning = create_pipeline_tuning_options(3)
+            tuning.loop_vectorization, tuning.loop_unrolling = False, False
+            builder = create_pass_builder(library._codegen._tm, tuning)
+            builder.getModulePassManager().run(library._final_module, builder)
 
+        library._optimize_functions = partial(_simplify, library)
         library._optimize_final_module = privately
         return library
 
