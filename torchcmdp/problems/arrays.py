@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief, number, whole_number
+from torchcmdp.layout import broadcast_shapes
 from torchcmdp.units import Ends, budgets_of
 from torchcmdp.unrolling import unroll
 
@@ -265,7 +266,7 @@ def _means(
     by_successor = {(*pair, n), (horizon, *pair, n)}
     if tuple(values.shape) in by_successor:
         seen = (
-            values[(transitions > 0).expand(torch.broadcast_shapes(values.shape, transitions.shape)) & allowed.unsqueeze(-1)]
+            values[(transitions > 0).expand(broadcast_shapes(values.shape, transitions.shape)) & allowed.unsqueeze(-1)]
             if (values.dim() == transitions.dim())
             else values[:, allowed if allowed.dim() == 2 else allowed[0]]
         )
