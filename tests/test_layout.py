@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from tests.sparse import sparse_layout, spelled_out
 from torchcmdp.errors import InvalidInput
-from torchcmdp.layout import Layout
+from torchcmdp.layout import Layout, broadcast_shapes
 
 
 def test_sizes() -> None:
@@ -161,3 +163,17 @@ def _lists(k: int, x: int, a: int, row: list[int]) -> torch.Tensor:
 def test_refuses_lists_and_masks_with_a_sentence(successors: torch.Tensor | None, mask: torch.Tensor | None, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         Layout((1, 3, 2, 1), 2, successors, mask)
+
+
+def test_shapes_broadcast_as_in_torch() -> None:
+    for shapes in ([(3, 1), (4,)], [(), (2,)], [(2, 0), (1, 1)], [(5, 1, 2), (3, 1), ()], [()]):
+        assert broadcast_shapes(*shapes) == torch.broadcast_shapes(*shapes)
+    for shapes in ([(3,), (4,)], [(0,), (2,)]):
+        with pytest.raises(RuntimeError, match="do not broadcast"):
+            broadcast_shapes(*shapes)
+
+
+def test_a_cmdp_and_a_safe_set_import_no_computer_algebra() -> None:
+    made = "cmdp = tc.two_path_cmdp(); P = cmdp.transitions; tc.SafeSet(cmdp.layout, P, P, cmdp.costs)"
+    code = f"import sys, torchcmdp as tc; {made}; sys.exit('sympy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0

@@ -262,6 +262,18 @@ def _masks(layout: Layout, device: str) -> tuple[Tensor, ...]:
         return tuple(mask.contiguous().to(device) for mask in masks)
 
 
+def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
+    """`torch.broadcast_shapes`, whose first call imports a computer algebra system: 40 MB that nothing else here needs."""
+    common = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for axis in range(-len(shape), 0):
+            if shape[axis] != 1:
+                if common[axis] not in (1, shape[axis]):
+                    raise RuntimeError(f"the shapes {', '.join(str(tuple(each)) for each in shapes)} do not broadcast.")
+                common[axis] = shape[axis]
+    return torch.Size(common)
+
+
 def check_layout(layout: object) -> None:
     """Refuse what is not a `Layout`."""
     if not isinstance(layout, Layout):

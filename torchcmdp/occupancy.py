@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput, brief, check_place, check_tensor, first, kind_of
-from torchcmdp.layout import Layout, check_layout
+from torchcmdp.layout import Layout, broadcast_shapes, check_layout
 
 # How far a row of a policy may miss a sum of one: much more than rounding, much less than a mistake.
 ROW_SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -31,7 +31,7 @@ def pair_occupancy_of(policy: Tensor, transitions: Tensor, layout: Layout | None
     """The state-action occupancy q^{P,pi}(x,a) of a policy, `(... x L x S x A)`: `occupancy_of` without the successor axis."""
     _check_pair(policy, transitions)
     layout = _layout_of(transitions, layout)
-    policy = policy.expand(*torch.broadcast_shapes(policy.shape[:-3], transitions.shape[:-4]), *policy.shape[-3:])
+    policy = policy.expand(*broadcast_shapes(policy.shape[:-3], transitions.shape[:-4]), *policy.shape[-3:])
     pairs = [policy[..., 0, :, :]]  # layer 0 holds x_0 alone, so its policy is its occupancy
     for k in range(1, policy.shape[-3]):
         mass = layout.arrivals(pairs[-1].unsqueeze(-1) * transitions[..., k - 1, :, :, :], k - 1)
@@ -228,6 +228,6 @@ def _broadcast(*batches: torch.Size) -> None:
     if len(set(batches)) == 1:
         return
     try:
-        torch.broadcast_shapes(*batches)
+        broadcast_shapes(*batches)
     except RuntimeError:
         raise InvalidInput(f"the batch shapes {', '.join(str(tuple(b)) for b in batches)} do not broadcast.") from None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, TorchCMDPError, brief, check_kind, check_tensor
-from torchcmdp.layout import Layout
+from torchcmdp.layout import Layout, broadcast_shapes
 from torchcmdp.occupancy import checked_policy, closed_pairs, expected_value, occupancy_of, pair_occupancy_of, policy_of
 from torchcmdp.optimistic import OptimisticOptimum, largest_margin, optimistic_optimum
 from torchcmdp.safe_set import SafeSet
@@ -97,7 +97,7 @@ def least_totals(values: Tensor, transitions: Tensor, layout: Layout) -> Tensor:
     """
     values, transitions = values.double(), transitions.double().unsqueeze(-5)
     pairs, states = layout.pair_mask(values.device), layout.state_mask(values.device)
-    least = values.new_zeros(*torch.broadcast_shapes(values.shape[:-3], transitions.shape[:-4]), layout.width)
+    least = values.new_zeros(*broadcast_shapes(values.shape[:-3], transitions.shape[:-4]), layout.width)
     for k in reversed(range(layout.layers)):
         ahead = (transitions[..., k, :, :, :] * layout.ahead(least, k)).sum(-1)
         least = torch.where(pairs[k], values[..., k, :, :] + ahead, torch.inf).amin(-1)
@@ -162,7 +162,7 @@ def _bottleneck(cmdp: LayeredCMDP, costs: Tensor | None) -> tuple[Tensor, Tensor
     """W(x_0) = rho `(...)`, by W(x) = max_a min(s(x,a), min over possible successors y of W(y)), and the policy of its maxima."""
     costs, layout = _table(cmdp, "costs", costs), cmdp.layout
     try:
-        batch = torch.broadcast_shapes(cmdp.batch_shape, costs.shape[:-4])
+        batch = broadcast_shapes(cmdp.batch_shape, costs.shape[:-4])
     except RuntimeError:
         raise InvalidInput(
             f"costs has batch shape {tuple(costs.shape[:-4])}; it must broadcast with the CMDP's {tuple(cmdp.batch_shape)}."

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput, first
-from torchcmdp.layout import Layout, check_layout
+from torchcmdp.layout import Layout, broadcast_shapes, check_layout
 
 # Ends of intervals that miss a distribution by less than this are rounding, of numbers that were float32 once.
 ROUNDING = 1e-5
@@ -55,7 +55,7 @@ class SafeSet:
     def _broadcast(self, **others: torch.Size) -> torch.Size:
         shapes = {**others, "lower": self.lower.shape[:-4], "upper": self.upper.shape[:-4], "costs": self.costs.shape[:-4]}
         try:
-            common: torch.Size = torch.broadcast_shapes(*shapes.values())
+            common: torch.Size = broadcast_shapes(*shapes.values())
             return common
         except RuntimeError:
             listed = ", ".join(f"{key} {tuple(shape)}" for key, shape in shapes.items())

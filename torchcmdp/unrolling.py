@@ -171,9 +171,9 @@ def _layered(
     check_memory(what, horizon * actions * width * (slots if sparse else width))
     made = []
     for k, layer in enumerate(layers):
-        after = transitions[k][layer]
-        chances = after[..., layers[k + 1]] if k + 1 < horizon else torch.ones_like(after[..., :1])
-        chances = chances * own[k].unsqueeze(-1)
+        chances = transitions[k][layer]
+        chances = chances[..., layers[k + 1]] if k + 1 < horizon else torch.ones_like(chances[..., :1])
+        chances *= own[k].unsqueeze(-1)
         lists = torch.arange(chances.shape[-1], device=layer.device).expand_as(chances)
         if sparse:
             lists, chances = _positive(chances, following[k])
@@ -193,11 +193,15 @@ class _Rows(NamedTuple):
 
 def _positive(chances: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The positive entries of each row in their order, at most so many: where they are, -1 for none, and what they are."""
-    *pair, place = (chances > 0).nonzero(as_tuple=True)
-    slot = ((chances > 0).cumsum(-1) - 1)[(*pair, place)]
+    positive = chances > 0
+    *pair, place = positive.nonzero(as_tuple=True)
+    counts = positive.sum(-1).flatten()
+    # the places come row by row; a running number along the rows would take as much memory as all of them
+    slot = torch.arange(len(place), device=chances.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     lists = torch.full((*chances.shape[:-1], most), -1, device=chances.device)
-    lists[(*pair, slot)] = place
-    return lists, torch.where(lists >= 0, chances.gather(-1, lists.clamp_min(0)), 0)
+    found = chances.new_zeros(lists.shape)
+    lists[(*pair, slot)], found[(*pair, slot)] = place, chances[(*pair, place)]
+    return lists, found
 
 
 def _drawn(rows: _Rows, fan: int) -> list[_Rows]:

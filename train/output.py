@@ -10,15 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
 from torchcmdp import plotting
 from torchcmdp.events import EVENTS, RunWriter
 from torchcmdp.metrics import mean_and_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def on_terminal() -> bool:
@@ -160,7 +162,7 @@ def publish(path: Path, text: str, where: str = "", figures: Figure | Mapping[st
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")
-    named = {path.stem: figures} if isinstance(figures, Figure) else figures or {}
+    named = figures if isinstance(figures, Mapping) else {} if figures is None else {path.stem: figures}
     for name, figure in named.items():
         plotting.save(path.parent / f"{name}.png", figure)
     print(f"{_for_terminal(text)}\n\n{where or f'Written to {path}'}")

@@ -1,7 +1,7 @@
 """How kernels become LLVM code: records go by their address, and what is settled on entry is read there, once.
 
 Numba hands a named tuple over word by word: a record of sixty arrays is four hundred arguments, taken apart and put together again
-at every call, which is most of what LLVM then has to read and to forget. Kernels also call `exp` and `log` of the C library as they are:
+at every call, which is most of what LLVM then has to read and to forget. Kernels also call `exp` and `log` of the C library itself:
 Numba's build goes through wrappers that set errno, as old programs expect.
 """
 

@@ -28,7 +28,7 @@ def available() -> int:
 
 
 # Transitions that make it worth waking another thread: about a fifth of a millisecond of work.
-WORTH_A_THREAD = 500
+WORTH_A_THREAD = 1500
 
 
 class _Helper:

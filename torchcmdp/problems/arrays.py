@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchcmdp.cmdp import LayeredCMDP
 from torchcmdp.errors import InvalidInput, brief, first, number, whole_number
+from torchcmdp.layout import broadcast_shapes
 from torchcmdp.units import Ends, budgets_of
 from torchcmdp.unrolling import unroll
 
@@ -265,7 +266,7 @@ def _means(
             f"{name} has shape {shape or tuple(values.shape)}; expected (N x A) = {pair} or (N x A x N) = {(*pair, n)}, with "
             f"{horizon} steps in front where it changes{', and an axis of constraints before that' if name == 'C' else ''}."
         )
-    whole = torch.broadcast_shapes(values.shape, there.shape)
+    whole = broadcast_shapes(values.shape, there.shape)
     seen = values.expand(whole)[there.expand(whole)]
     means = means if means is values else means.clamp(seen.min(), seen.max())
     return means, (float(seen.min()), float(seen.max()))

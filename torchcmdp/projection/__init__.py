@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcmdp.errors import InvalidInput, check_kind, check_tensor, number
+from torchcmdp.layout import broadcast_shapes
 from torchcmdp.projection.cvxpy_layer import Cvxpy
 from torchcmdp.projection.newton import Newton
 from torchcmdp.projection.problem import DEFAULT_CAP, LOG_FLOOR, ProjectionResult, ProjectionSolver
@@ -85,7 +86,7 @@ def _step(eta: Tensor, loss: Tensor, safe_set: SafeSet) -> Tensor:
         raise InvalidInput(f"eta is on {eta.device}, but the loss on {loss.device}; both must be on one device.")
     safe_set.batch_with("eta", eta.shape)
     try:
-        torch.broadcast_shapes(eta.shape, loss.shape[:-3])
+        broadcast_shapes(eta.shape, loss.shape[:-3])
     except RuntimeError:
         raise InvalidInput(
             f"eta has shape {tuple(eta.shape)}; it must broadcast with the loss's {tuple(loss.shape[:-3])}."

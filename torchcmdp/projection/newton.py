@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -86,8 +85,10 @@ class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
         if settings.backend == "compiled":
             # mending takes longer than a small batch, so it waits until the kernel has refused something
             inputs = (target, *safe_set.flat(batch, mended=False))
-            with suppress(InvalidInput):
+            try:
                 return _solve(inputs, safe_set.layout, settings)
+            except InvalidInput:
+                pass
         return _solve((target, *safe_set.flat(batch)), safe_set.layout, settings)
 
 
@@ -95,8 +96,9 @@ def _solve(inputs: tuple[Tensor, ...], layout: Layout, settings: Settings) -> An
     # the machinery of an autograd function takes longer than a small batch, so it is left out where nobody asks for it
     if torch._C._are_functorch_transforms_active():
         return _Projection.apply(*inputs, layout, settings)
-    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
-        return _Plain.apply(*inputs, layout, settings)
+    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in inputs])):
+        rest: list[Tensor] = []
+        return *_Plain.apply(*inputs, layout, settings, rest), *rest
     return backends.solve(inputs, layout, settings)
 
 
@@ -109,46 +111,70 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *theta, layout, settings = inputs
         ctx.mark_non_differentiable(*output[2:])
-        ctx.set_materialize_grads(False)
-        saved = (*theta, output[2], output[3], output[0])
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
-        ctx.backend = settings.backend
-        ctx.how = backends.how(layout, settings.backend)
+        _remember(ctx, inputs, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        *saved, occupancy = ctx.saved_tensors
-        grad = implicit.cotangent(occupancy, *grads[:2])
-        if grad is None:
-            return (None,) * 6
-        if ctx.backend != "torch" and not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-            return (*backends.pull(saved, grad, ctx.how.layout, ctx.backend), None, None)
-        with backends.one_thread(occupancy.device):
-            return (*implicit.Pull.apply(*saved, grad, ctx.how), None, None)
+        return *_pulled(ctx, *grads[:2]), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        *saved, occupancy = ctx.saved_tensors
-        moves = [torch.zeros_like(x) if d is None else d for x, d in zip(saved[:4], tangents[:4], strict=True)]
-        with backends.one_thread(occupancy.device):
-            log_tangent = implicit.Push.apply(*saved, *moves, ctx.how)
-        return occupancy * log_tangent, log_tangent, None, None, None, None, None, None
-
-
-_Projection.vmap = staticmethod(implicit.vmapped(_Projection))  # type: ignore[method-assign]
+        return *_pushed(ctx, tangents), *(None,) * 6
 
 
 class _Plain(torch.autograd.Function):
-    """The same, unknown to `torch.func`: looking up the arguments of a function that it knows takes longer than a small batch."""
+    """The same, unknown to `torch.func`: looking up the arguments of a function that it knows takes longer than a small batch.
+
+    So does handing over outputs without derivatives, which therefore go into the list that is the last argument.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        output = backends.solve(inputs[:4], *inputs[4:])
-        _Projection.setup_context(ctx, inputs, output)
-        return output
+        output = backends.solve(inputs[:4], *inputs[4:6])
+        _remember(ctx, inputs[:6], output)
+        inputs[6].extend(output[2:])
+        return output[:2]
 
-    backward = _Projection.backward
-    jvp = _Projection.jvp
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return *_pulled(ctx, *grads), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _pushed(ctx, tangents)
+
+
+def _remember(ctx: Any, inputs: Any, output: Any) -> None:
+    """Keep what derivatives need."""
+    *theta, ctx.layout, settings = inputs
+    ctx.backend = settings.backend
+    ctx.set_materialize_grads(False)
+    saved = (*theta, output[2], output[3], output[0])
+    ctx.save_for_backward(*saved)
+    ctx.save_for_forward(*saved)
+
+
+def _pulled(ctx: Any, of_occupancy: Tensor | None, of_logarithm: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The cotangents of target, lower, upper and costs."""
+    *saved, occupancy = ctx.saved_tensors
+    grad = implicit.cotangent(occupancy, of_occupancy, of_logarithm)
+    if grad is None:
+        return (None,) * 4
+    if ctx.backend != "torch" and not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        return backends.pull(saved, grad, ctx.layout, ctx.backend)
+    with backends.one_thread(occupancy.device):
+        pulled: tuple[Tensor, ...] = implicit.Pull.apply(*saved, grad, backends.how(ctx.layout, ctx.backend))
+        return pulled
+
+
+def _pushed(ctx: Any, tangents: Any) -> tuple[Tensor, Tensor]:
+    """The tangents of the occupancy and its logarithm."""
+    *saved, occupancy = ctx.saved_tensors
+    moves = [torch.zeros_like(x) if d is None else d for x, d in zip(saved[:4], tangents[:4], strict=True)]
+    with backends.one_thread(occupancy.device):
+        log_tangent = implicit.Push.apply(*saved, *moves, backends.how(ctx.layout, ctx.backend))
+    return occupancy * log_tangent, log_tangent
+
+
+_Projection.vmap = staticmethod(implicit.vmapped(_Projection))  # type: ignore[method-assign]

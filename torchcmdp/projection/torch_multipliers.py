@@ -31,12 +31,16 @@ def masked_solve(matrix: Tensor, free: Tensor, rhs: Tensor, fixed: bool) -> Tens
     return root * torch.cholesky_solve((root * rhs).unsqueeze(2), cholesky(scaled, fixed)).squeeze(2)
 
 
-def sweep(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, d: Tensor) -> None:
-    """Minimise over each coordinate of d in turn, in place, within the set of `quadratic`."""
-    for i in range(d.shape[1]):
-        slope = (matrix[:, i] * d).sum(1) + linear[:, i]
-        most = d[:, i] + (room - d.sum(1)).clamp_min(0)
-        d[:, i] = (d[:, i] - slope / matrix[:, i, i]).clamp(low[:, i], most)
+def sweep(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, sweeps: int) -> Tensor:
+    """Minimise over each coordinate in turn, from zero, within the set of `quadratic`: `(B x m)`."""
+    d = torch.zeros_like(linear.mT)
+    rows, slopes, least, own = matrix.permute(1, 2, 0).unbind(), linear.unbind(1), low.unbind(1), d.unbind()
+    for _ in range(sweeps):
+        for i, (row, slope, one) in enumerate(zip(rows, slopes, own, strict=True)):
+            slope = (row * d).sum(0).add_(slope)
+            most = torch.sub(room, d.sum(0)).clamp_min_(0).add_(one)
+            torch.clamp(torch.sub(one, slope.div_(row[i])), least[i], most, out=one)
+    return d.mT.contiguous()
 
 
 def face_step(matrix: Tensor, slope: Tensor, free: Tensor, full: Tensor, fixed: bool) -> tuple[Tensor, Tensor]:
@@ -62,18 +66,27 @@ def face_step(matrix: Tensor, slope: Tensor, free: Tensor, full: Tensor, fixed: 
 def quadratic(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, fixed: bool) -> Tensor:
     """argmin 1/2 d'Md + linear'd over low <= d, sum d <= room, by the active-set method of `kernels.quadratic`: `(B x m)`."""
     m = linear.shape[1]
-    d = torch.zeros_like(linear)
-    for _ in range(min(m, 2)):
-        sweep(matrix, linear, low, room, d)
+    d = sweep(matrix, linear, low, room, min(m, 2))
     if m < 2:
         return d
-    index = torch.arange(m, device=d.device)
-    free, full = d > low, room - d.sum(1) <= 1e-15 * room
+    spare = room - d.sum(1)
+    free, full = d > low, spare <= 1e-15 * room
     noise = 1e-13 * linear.abs().amax(1)
-    done = torch.zeros_like(full)  # so that what an instance's neighbours still need does not touch it
     slope = (matrix * d.unsqueeze(1)).sum(2) + linear
-    for _ in range(8 * m if fixed else 50 + 10 * m):
-        step, mu = face_step(matrix, slope, free, full, fixed)
+    step, mu = face_step(matrix, slope, free, full, fixed)
+    if not fixed:
+        # nearly always nothing is in the way of the first step and nothing is left to do after it
+        moved = torch.maximum(d + step, low)
+        price = (matrix * moved.unsqueeze(1)).sum(2).add_(linear).neg_()
+        stopped = (step < low - d) | (~free & (price - mu.unsqueeze(1) > noise.unsqueeze(1)))
+        more = stopped.any(1) | torch.where(full, -mu > noise, spare.clamp_min(0) < step.sum(1))
+        if not bool(more.any()):
+            return moved
+    index = torch.arange(m, device=d.device)
+    done = torch.zeros_like(full)  # so that what an instance's neighbours still need does not touch it
+    for iteration in range(8 * m if fixed else 50 + 10 * m):
+        if iteration:
+            step, mu = face_step(matrix, slope, free, full, fixed)
         scale, blocking = torch.where(free & (step < 0), (low - d) / step, torch.inf).min(1)
         grown = step.sum(1)
         rise = torch.where(~full & (grown > 0), (room - d.sum(1)).clamp_min(0) / grown, torch.inf)

@@ -167,32 +167,32 @@ def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, T
 
 def fix_variables(z: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """p, side, psi and t of pairs `(K x ...)` by variable fixing (see `kernels.pairs.fix_all`)."""
-    side, bound, mass = torch.zeros_like(z), torch.zeros_like(z), torch.ones_like(z[0])
-    held, masked = side != 0, z
+    side, bound, mass, one = torch.zeros_like(z), torch.zeros_like(z), torch.ones_like(z[0]), z.new_ones(())
+    held = torch.zeros_like(z, dtype=torch.bool)
     for _ in range(len(z) + 1):
         # anew each time: shares taken over from before have lost the digits of rare successors
+        masked = z.masked_fill(held, NEVER)
         largest = masked.amax(0)
-        p = (masked - largest).exp_()
+        p = masked.sub_(largest).exp_()
         total = p.sum(0)
         p *= mass / total
         clipped = p.clamp(lower, upper)
         off = (clipped - p).masked_fill_(held, 0.0)
         # those below their interval are fixed where it takes more mass to lift them than the others give, else those above
-        towards = torch.copysign(torch.ones_like(mass), off.sum(0))
-        fix = off * towards > 0
+        towards = torch.copysign(one, off.sum(0))
+        fix = off.mul_(towards) > 0
         if not fixed and not bool(fix.any()):
             break
         side, bound = torch.where(fix, towards, side), torch.where(fix, clipped, bound)
-        held = held | fix
-        masked = z.masked_fill(held, NEVER)
-        mass = (1 - bound.sum(0)).clamp_min_(0)
+        held.logical_or_(fix)
+        mass = torch.sub(1, bound.sum(0)).clamp_min_(0)
     p = torch.where(held, bound, p)
     # on the free entries ln p - z is t; padded ones may be the only free ones left, and have none of the mass
     open_pair = (mass > 0) & (largest > 0.5 * NEVER)
-    t = torch.where(open_pair, mass / total, 1.0).log() - largest
+    t = torch.where(open_pair, mass / total, one).log_().sub_(largest)
     # the logarithm of a zero takes ten times as long
-    scored = torch.where(held & (p > 0), p * (p.clamp_min(1e-300).log() - z), 0.0)
-    psi = torch.where(open_pair, mass * t, 0.0) + scored.sum(0)
+    scored = p.clamp_min(1e-300).log_().sub_(z).mul_(p).masked_fill_(~(held & (p > 0)), 0.0)
+    psi = (mass * t).masked_fill_(~open_pair, 0.0).add_(scored.sum(0))
     return p, side, psi, torch.where(open_pair, t, psi)
 
 

@@ -26,7 +26,7 @@ from torchcmdp.kernels.limits import (
 from torchcmdp.layout import Layout
 from torchcmdp.projection.torch_multipliers import least_violation, units
 from torchcmdp.projection.torch_pairs import Problem, Response, arrivals_at, batch_last, evaluate, make_problem, put, take
-from torchcmdp.projection.torch_step import direction, is_full, polished, residuals, rounding, slack
+from torchcmdp.projection.torch_step import direction, is_full, polished, residuals, rounding
 from torchcmdp.status import ELASTIC, INVALID, MAX_ITERATIONS, SOLVED
 
 FIXED_HALVINGS = 6
@@ -110,6 +110,8 @@ def raise_caps(
     """
     empty = torch.zeros_like(iterations, dtype=torch.bool)
     open_ = is_full(lam, problem.cap).nonzero().squeeze(-1)
+    if not len(open_):
+        return empty
     part, now, now_lam = problem.take(open_), response.take(open_), take(lam, open_)
     before = torch.zeros_like(now_lam)
     while len(open_):
@@ -155,8 +157,10 @@ def newton(
     reach = torch.full_like(problem.cap, LONGEST_MOVE)
     stalled, stuck = torch.zeros_like(iterations), done
     for iteration in itertools.count():
-        worst, converged, acceptable = judge(problem, response, lam, tolerance)
-        allowed = slack(response, lam)
+        open_digits = rounding(response, lam)
+        worst, converged, acceptable = judge(problem, response, lam, tolerance, open_digits)
+        # a dual value may rise by this without meaning it: it cannot resolve the last steps
+        allowed = (1 + response.value.abs()).mul_(1e-12).add_(open_digits)
         if fixed:
             iterations = torch.where(converged & ~done, iteration, iterations)
             done = done | converged
@@ -185,13 +189,15 @@ def newton(
     return final, final_lam, iterations, done
 
 
-def judge(problem: Problem, response: Response, lam: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+def judge(
+    problem: Problem, response: Response, lam: Tensor, tolerance: float, open_digits: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The largest KKT residual, whether it and each state's own will do, and whether they do for want of precision: `(B)` each."""
     flow, relative, safety = residuals(problem, response, lam)
     # a violation costs `cap` in the duality gap
     price = (problem.cap / 500).clamp_min(1)
     worst = torch.maximum(flow, price * safety)
-    acceptable = (price * rounding(response, lam)).clamp_min(ACCEPTABLE_RESIDUAL)
+    acceptable = (price * open_digits).clamp_min(ACCEPTABLE_RESIDUAL)
     converged = (worst <= tolerance) & (relative <= max(tolerance, RELATIVE_TOLERANCE))
     return worst, converged, (worst <= acceptable) & (relative <= SETTLED_RELATIVE)
 

@@ -35,11 +35,6 @@ def rounding(response: Response, lam: Tensor) -> Tensor:
     return UNIT_ROUNDING * (response.v.abs().amax((0, 1)) + lam.sum(0))
 
 
-def slack(response: Response, lam: Tensor) -> Tensor:
-    """What a dual value may rise by without meaning it: it cannot resolve the last steps: `(B)`."""
-    return 1e-12 * (1 + response.value.abs()) + rounding(response, lam)
-
-
 def direction(problem: Problem, response: Response, lam: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The Newton step within {multipliers >= 0, sum <= cap}, `(L x S x B)` and `(m x B)`, and the dual's slope along it, `(B)`."""
     cholesky, scale = factor(problem.layout, response, fixed)
