@@ -135,9 +135,15 @@ def plus_minus(mean: float, half: float, form: str = ",.1f") -> str:
     return f"{mean:{form}}" if half != half else f"{mean:{form}} +- {half:{form}}"
 
 
+def mean_and_half(values: Tensor) -> tuple[float, float]:
+    """The mean over runs or instances, `(n,)`, and the half-width of its 95% interval, which is NaN where there is one."""
+    mean, half = mean_and_interval(values)
+    return float(mean), float(half)
+
+
 def with_interval(values: Tensor, form: str = ",.1f") -> str:
     """The mean over runs or instances, `(n,)`, and its 95% interval."""
-    return plus_minus(*(float(x) for x in mean_and_interval(values)), form)
+    return plus_minus(*mean_and_half(values), form)
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

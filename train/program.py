@@ -36,6 +36,7 @@ from .output import (  # noqa: F401
     collect,
     forget_tables,
     interrupted,
+    mean_and_half,
     on_terminal,
     plus_minus,
     publish,
@@ -100,7 +101,7 @@ def begin(
     """The options of a command and the folder that it writes to, which is not made yet; with --quick, those for a minute."""
     found: Any = parse(options, arguments, prog=f"python -m train {command}")
     folder = experiment_folder(found.logdir, found.name)
-    if quick and found.quick:
+    if quick is not None and found.quick:
         return dataclasses.replace(found, **quick), folder.with_name(f"{folder.name}-quick")
     return found, folder
 
@@ -260,14 +261,13 @@ def choose(name: str, names: Iterable[str], what: str) -> None:
 
 
 def hand_over(package: str, commands: Mapping[str, str], name: str, arguments: Sequence[str], what: str) -> int:
-    """Run the command of that name, which is a module of the package; returns the exit code."""
+    """Run the command of that name, a module of the package; returns the exit code, which is 0 where its `main` names none."""
     choose(name, commands, spoken(what))
     module = importlib.import_module(f"{package}.{name}")
     try:
-        code: int = module.main(arguments)
+        return module.main(arguments) or 0
     except InvalidInput as error:
         raise InvalidInput(in_options(str(error), getattr(module, "Options", None))) from error
-    return code
 
 
 def hand_to_part(package: str, parts: Mapping[str, str], usual: str, arguments: Sequence[str]) -> int:

@@ -12,9 +12,8 @@ from torchcmdp.learners import LEARNERS, Learner
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 from torchcmdp.learners.ties import ties_of
 
-from .. import program
 from ..paper.presets import TUNED, settings
-from ..program import Among, Count
+from ..program import Among, Count, bar, begin, claim, guarded, has_margin, interrupted, protection, watch
 from .report import NAMES, PLAYERS, VARIANTS, Results, write_problem, write_report
 
 SUITE = (
@@ -60,20 +59,20 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Play what is left of the comparison and write its report; returns the exit code."""
-    options, folder = program.begin(Options, arguments, "compare")
+    options, folder = begin(Options, arguments, "compare")
     if options.quick:
         options.episodes, options.seeds = QUICK
     # problems and learners may be added to what a folder holds
-    program.claim(folder, {name: getattr(options, name) for name in ("episodes", "seeds", "constants", "seed")}, options.fresh)
+    claim(folder, {name: getattr(options, name) for name in ("episodes", "seeds", "constants", "seed")}, options.fresh)
     results: Results = {}
     jobs = [(problem, learner) for problem in options.problems for learner in options.learners]
     jobs = [job for job in jobs if plays(*job)]
-    with program.bar(None, "comparison", total=len(jobs) * options.episodes, unit="ep") as shown:
+    with bar(None, "comparison", total=len(jobs) * options.episodes, unit="ep") as shown:
         for j, (problem, learner) in enumerate(jobs, 1):
             shown.set_description_str(f"{PLAYERS[learner]} on {problem}", refresh=False)
             result = play(options, problem, learner, folder, shown)
             if not result.completed:
-                return program.interrupted(f" in {learner} on {problem}", options.fresh)
+                return interrupted(f" in {learner} on {problem}", options.fresh)
             shown.update(j * options.episodes - shown.n)
             results.setdefault(problem, {})[learner] = result
             if all(other != problem for other, _ in jobs[j:]):
@@ -84,10 +83,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def plays(name: str, key: str) -> bool:
     """Whether a learner can play a problem: one with a baseline needs a policy with a margin, and costs that do not change."""
-    if not program.guarded(key):
+    if not guarded(key):
         return True
     env = tc.problems.make(name).simulator(1, 0, 2)
-    return env.costs.stationary and program.has_margin(env.cmdp)
+    return env.costs.stationary and has_margin(env.cmdp)
 
 
 def play(options: Options, name: str, key: str, folder: Path, shown: Any) -> tc.RunResult:
@@ -98,7 +97,7 @@ def play(options: Options, name: str, key: str, folder: Path, shown: Any) -> tc.
     place = folder / name.replace("/", "-") / key
     spacing = max(1, options.episodes // POINTS)
     how: dict[str, Any] = {"progress": False, "fresh": options.fresh, "images": False}
-    how["on_progress"] = program.watch(shown, int(shown.n), lambda: env.episode)
+    how["on_progress"] = watch(shown, int(shown.n), lambda: env.episode)
     return tc.run(learner, env, options.episodes, place, spacing, **how)
 
 
@@ -106,19 +105,16 @@ def build(key: str, constants: str, env: tc.Simulator, episodes: int) -> Learner
     """The learner, with the published constants or the tuned ones, and told the ends that the problem's units know."""
     told = next((end for end in VARIANTS if key.endswith(end)), "")
     key = key.removesuffix(told)
-    cmdp, own = env.cmdp, TUNED.get(key, {}) if constants == "tuned" else {"scale": 1.0}
+    cmdp = env.cmdp
     given: dict[str, Any] = {}
     kind: Any = LEARNERS[key.removesuffix(PRACTICAL)]
-    make = kind.scaled if issubclass(kind, tc.WCOPS) else kind
-    if key.endswith(PRACTICAL):
-        make = kind.practical
-    elif key == "uob-reps":  # WC-OPS that does not look at the costs has its constants
-        scales = {name: value for name, value in PRACTICAL_SCALES.items() if name in ("eta_scale", "gamma_scale", "radius_scale")}
-        given = scales if constants == "tuned" else {}
-    elif program.guarded(key):  # its promise is that of its own constants
-        given = program.protection(key, cmdp, 0.5, seed=env.seed, first_run=env.first_run)
-    elif key != "greedy":
-        given = settings(key, {"scale": 1.0, **own} if key == "pdb-ps" else own, cmdp)
+    make = kind.practical if key.endswith(PRACTICAL) else kind.scaled
+    if key == "uob-reps" and constants == "tuned":  # WC-OPS that does not look at the costs has its constants
+        given = {name: PRACTICAL_SCALES[name] for name in ("eta_scale", "gamma_scale", "radius_scale")}
+    elif guarded(key):  # its promise is that of its own constants
+        given = protection(key, cmdp, 0.5, seed=env.seed, first_run=env.first_run)
+    elif key in TUNED:
+        given = settings(key, TUNED[key] if constants == "tuned" else {"scale": 1.0}, cmdp)
     if told == "-tied":
         given["tied_layers"] = ties_of(cmdp)
     if cmdp.units is not None and told != "-untold":

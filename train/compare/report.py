@@ -14,16 +14,13 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp import plotting
 from torchcmdp.learners import LEARNERS
-from torchcmdp.metrics import mean_and_interval
+from torchcmdp.plotting.results import MEASURES
 
-from ..program import publish, table, with_interval, write_table
+from ..program import mean_and_half, publish, table, with_interval, write_table
 
 # What each player is called; the practical ones are recipes of their own.
-NAMES = {
-    **{key: kind.name for key, kind in LEARNERS.items()},
-    "wc-ops-practical": "WC-OPS practical",
-    "opt-cmdp-practical": "OptCMDP practical",
-}
+NAMES = {key: kind.name for key, kind in LEARNERS.items()}
+NAMES |= {"wc-ops-practical": "WC-OPS practical", "opt-cmdp-practical": "OptCMDP practical"}
 # What the same players are told otherwise, by the end of their key.
 VARIANTS = {"-untold": "untold", "-tied": "tied"}
 PLAYERS = NAMES | {f"{key}{end}": f"{name} {word}" for key, name in NAMES.items() for end, word in VARIANTS.items()}
@@ -50,10 +47,10 @@ def write_problem(folder: Path, name: str, results: Mapping[str, tc.RunResult]) 
     plotting.save(place / "figure.png", plotting.overview({PLAYERS[key]: result for key, result in results.items()}, name))
     rows = []
     for key, result in results.items():
-        ends = {each: getattr(result, each)[:, -1] for each in ("regret", "violation", "positive_violation")}
-        bands = {each: [float(x) for x in mean_and_interval(value)] for each, value in ends.items()}
-        flat = {f"{each}{suffix}": band[j] for each, band in bands.items() for j, suffix in enumerate(("", "_ci95"))}
-        rows.append({"learner": key, **flat, "seconds": round(result.seconds, 2)})
+        row: dict[str, Any] = {"learner": key}
+        for each in MEASURES:
+            row[each], row[f"{each}_ci95"] = mean_and_half(getattr(result, each)[:, -1])
+        rows.append({**row, "seconds": round(result.seconds, 2)})
     write_table(place / "numbers.csv", rows)
 
 
@@ -84,8 +81,7 @@ def _problem_parts(name: str, results: Mapping[str, tc.RunResult]) -> list[str]:
     first = next(iter(results.values()))
     best = f"Safe optimum {float(first.safe_value.mean()):z.4f} an episode, optimum {float(first.best_value.mean()):z.4f}."
     rows = [
-        [PLAYERS[key], *(with_interval(getattr(r, each)[:, -1]) for each in ("regret", "violation", "positive_violation"))]
-        + [with_interval(loss(r), ".4f")]
+        [PLAYERS[key], *(with_interval(getattr(r, each)[:, -1]) for each in MEASURES), with_interval(loss(r), ".4f")]
         for key, r in results.items()
     ]
     header = ["learner", "regret", "violation", "positive violation", "loss"]
@@ -116,7 +112,8 @@ def wins(results: Results) -> str:
     for mine in learners:
         cells = [PLAYERS[mine]]
         for other in learners:
-            shares = [_share(loss(found[mine]), loss(found[other])) for found in results.values() if {mine, other} <= found.keys()]
+            pairs = [(loss(found[mine]), loss(found[other])) for found in results.values() if {mine, other} <= found.keys()]
+            shares = [((ours < theirs).double() + 0.5 * (ours == theirs).double()).mean() for ours, theirs in pairs]
             cells.append(with_interval(torch.stack(shares), ".2f") if shares and mine != other else "-")
         rows.append(cells)
     return table(["", *(PLAYERS[key] for key in learners)], rows, "pairwise wins")
@@ -125,10 +122,6 @@ def wins(results: Results) -> str:
 def _players(results: Results) -> list[str]:
     """All who play a problem, in the order of the options: one that sits some of them out is in the others."""
     return [key for key in PLAYERS if any(key in found for found in results.values())]
-
-
-def _share(mine: Tensor, other: Tensor) -> Tensor:
-    return ((mine < other).double() + 0.5 * (mine == other).double()).mean()
 
 
 def as_html(text: str) -> str:
