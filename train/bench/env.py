@@ -44,8 +44,8 @@ def player(env: Any, steps: int, seed: int) -> Callable[[], None]:
     return play
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the benchmark."""
     options, folder = begin(Options, arguments, "bench env")
     import gymnasium
 
@@ -73,4 +73,3 @@ def main(arguments: Sequence[str]) -> int:
     )
     report += f"Below 1 is faster than FrozenLake. Aim: a step of CMDPEnv takes at most {AIM:g} times FrozenLake's time, {met}."
     publish(folder / "env.md", report)
-    return 0

@@ -40,8 +40,8 @@ def import_times(package: str) -> dict[str, tuple[int, int]]:
     return {match[3]: (int(match[1]), int(match[2])) for match in map(LINE.match, done.stderr.splitlines()) if match}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the benchmark."""
     options, folder = begin(Options, arguments, "bench imports")
     times = [(import_times("torch"), import_times("torchcmdp")) for _ in bar(range(options.repeats), "importing", leave=False)]
     torch, ours = zip(*times, strict=True)
@@ -56,4 +56,3 @@ def main(arguments: Sequence[str]) -> int:
         f"\n\nMedians of {options.repeats} processes. Aim: at most {AIM} times torch, {'met' if whole <= AIM * base else 'missed'}."
     )
     publish(folder / "imports.md", report)
-    return 0

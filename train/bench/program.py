@@ -66,8 +66,8 @@ def highs_seconds(rewards: torch.Tensor, safe_set: SafeSet, count: int) -> tuple
     return total / count, difference
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the benchmark."""
     options, folder = begin(Options, arguments, "bench program")
     rows = []
     for m in bar(options.constraints, "timing", leave=False):
@@ -84,4 +84,3 @@ def main(arguments: Sequence[str]) -> int:
             rows.append([*row, f"{difference:.0e}"])
     header = ["m", "batch", "ours, us per instance", "HiGHS, us per instance", "faster", "policies tried", "largest difference"]
     publish(folder / "program.md", table(header, rows))
-    return 0

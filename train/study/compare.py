@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 import torchcmdp as tc
 from torchcmdp import plotting
 
-from .. import program
-from ..program import Count, Whole
+from ..program import Count, Whole, bar, begin, forget_tables, publish, retyped
 from ..tune.evaluate import play_out, spread, stage
 from . import design
 from .design import ABLATIONS, ENTRIES, SETTINGS, Instances, Size, make_instances
@@ -22,6 +20,7 @@ from .report import Numbers, best_rivals, figure, report
 
 Maker = Callable[[Size, tc.LayeredCMDP], tc.Learner]
 MEASURES = ("regret", "violation", "positive violation")
+TRIED = len(design.TRAINING) // len(SETTINGS)  # instances of each setting
 
 
 @dataclass
@@ -54,31 +53,27 @@ class Options:
     """A version of a minute or two, into LOGDIR/NAME-quick: few configurations, instances and episodes."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the study; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the study."""
     small = {"configurations": 2, "search_horizon": 60, "horizons": (60, 120), "seeds": 1, "instances": 2, "final_horizons": (180,)}
-    options, folder = program.begin(Options, arguments, "study", small)
+    options, folder = begin(Options, arguments, "study", small)
     if not 2 <= options.instances <= len(design.HELD_OUT):
         most = len(design.HELD_OUT)
         raise tc.InvalidInput(f"--instances is {options.instances}; an interval needs at least 2, and there are {most}.")
     Work(options, folder).run()
-    return 0
 
 
-class Player(NamedTuple):
-    """A learner of the held-out instances: the constants that were chosen for it, and how it is made."""
-
-    point: Mapping[str, float]
-    make: Maker
-
-    @classmethod
-    def of(cls, key: str, point: Mapping[str, float]) -> Player:
-        """An entry of the design with these constants."""
-        return cls(point, lambda size, cmdp: ENTRIES[key].make(size, cmdp, spread([point], size[-1]) if point else {}))
+# A learner of the held-out instances: the constants that were chosen for it, and how it is made.
+Player = tuple[Mapping[str, float], Maker]
 
 
-ABLATED = {
-    title: Player({}, lambda size, cmdp, settings=settings: tc.WCOPS.practical(*size, **settings()))  # type: ignore[misc]
+def player(key: str, point: Mapping[str, float]) -> Player:
+    """An entry of the design with these constants."""
+    return point, lambda size, cmdp: ENTRIES[key].make(size, cmdp, spread([point], size[-1]) if point else {})
+
+
+ABLATED: dict[str, Player] = {
+    title: ({}, lambda size, cmdp, settings=settings: tc.WCOPS.practical(*size, **settings()))  # type: ignore[misc]
     for title, settings in ABLATIONS.items()
 }
 
@@ -97,19 +92,19 @@ class Work:
         players = {}
         for key, entry in ENTRIES.items():
             shipped = entry.start if key.startswith("practical") else chosen[key]
-            players[key] = Player.of(key, shipped)
+            players[key] = player(key, shipped)
             if shipped != chosen[key]:
-                players[f"{key}, searched"] = Player.of(key, chosen[key])
+                players[f"{key}, searched"] = player(key, chosen[key])
         rivals = best_rivals(searched)
         finalists = {key: players[key] for key in ENTRIES if key.startswith("practical") or key in rivals}
         jobs: list[tuple[int, Mapping[str, Player], Sequence[int | None]]] = [(horizon, players, [None]) for horizon in o.horizons]
         jobs += [(horizon, finalists, range(o.final_seeds)) for horizon in o.final_horizons if o.final_seeds]
-        command = f"python -m train study{' --quick' if o.quick else program.retyped(o, 'logdir')}"
+        command = f"python -m train study{' --quick' if o.quick else retyped(o, 'logdir')}"
         held: dict[int, Numbers] = {}
         ablated: Numbers = {}
 
         def write() -> str:
-            program.forget_tables()
+            forget_tables()
             text = report(command, asdict(o), searched, chosen, held, ablated)
             (self.folder / "report.md").write_text(text + "\n")
             return text
@@ -118,67 +113,63 @@ class Work:
             held[horizon] = self.judge(who, horizon, f"{horizon:,} episodes", seeds)
             text = write()
             if not ablated:
-                ablated = self.judge(ABLATED, horizon, "ablations")
+                ablated = self.judge(ABLATED, horizon, "ablations", [None])
                 text = write()
         plotting.save(self.folder / "report.png", figure(held, o.instances, rivals[0]))
-        program.publish(self.folder / "report.md", text)
+        publish(self.folder / "report.md", text)
 
     def search(self) -> tuple[dict[str, dict[str, float]], dict[str, list[float]]]:
         """By learner the configuration with the least objective on the training instances, and the objectives of all."""
         o = self.options
         points = {key: entry.configurations(o.configurations) for key, entry in ENTRIES.items()}
-        objectives: dict[str, list[torch.Tensor]] = {key: [] for key in ENTRIES}
-        for key, j in program.bar([(key, j) for key in ENTRIES for j in range(len(SETTINGS))], "search"):
+        objectives: dict[str, list[list[float]]] = {key: [] for key in ENTRIES}
+        for key, j in bar([(key, j) for key in ENTRIES for j in range(len(SETTINGS))], "search"):
             config = {"points": points[key], "horizon": o.search_horizon, "delta": o.delta, "weight": design.WEIGHT}
             work = partial(self.try_all, key, points[key], j)
-            found = stage(self.folder, _file("search", key, SETTINGS[j]), config, work)
-            objectives[key].append(torch.tensor(found, dtype=torch.float64))
-        means = {key: torch.stack(parts).mean(0) for key, parts in objectives.items()}
+            objectives[key].append(stage(self.folder, _file("search", key, SETTINGS[j]), config, work))
+        means = {key: torch.tensor(parts, dtype=torch.float64).mean(0) for key, parts in objectives.items()}
         chosen = {key: points[key][int(mean.argmin())] for key, mean in means.items()}
         return chosen, {key: mean.tolist() for key, mean in means.items()}
 
     def try_all(self, key: str, points: Sequence[Mapping[str, float]], j: int) -> list[float]:
         """The objective of every configuration in one setting, on its own four of the training instances."""
-        seeds = design.TRAINING[j :: len(SETTINGS)]
-        n, horizon = len(seeds), self.options.search_horizon
-        values = spread(points, n)
-        which = torch.arange(n).repeat(len(points))
+        seeds, horizon, values = design.TRAINING[j :: len(SETTINGS)], self.options.search_horizon, spread(points, TRIED)
         make = lambda size, cmdp: ENTRIES[key].make(size, cmdp, values)  # noqa: E731
-        numbers = self.play(make_instances(seeds, SETTINGS[j]), which, horizon, n, make)
-        regret, unsafe = (torch.tensor(numbers[name]).view(len(points), n) for name in ("regret", "positive violation"))
+        numbers = self.play(make_instances(seeds, SETTINGS[j]), len(points), horizon, TRIED, make)
+        regret, unsafe = (torch.tensor(numbers[name]).view(len(points), TRIED) for name in ("regret", "positive violation"))
         return ((regret + design.WEIGHT * unsafe) / horizon).mean(-1).tolist()  # type: ignore[no-any-return]
 
-    def judge(self, players: Mapping[str, Player], horizon: int, name: str, seeds: Sequence[int | None] = (None,)) -> Numbers:
-        """By setting and learner what came of every run on the held-out instances, `instances` of every seed in turn.
+    def judge(self, players: Mapping[str, Player], horizon: int, name: str, seeds: Sequence[int | None]) -> Numbers:
+        """By setting and learner what came of every held-out instance, in the mean over its runs.
 
         A seed that is named is a stage of its own, so that more can be played later; None stands for all of the options.
         """
+        parts: dict[tuple[str, str], list[dict[str, list[float]]]] = {}
+        for seed, setting, title in bar([(j, s, t) for j in seeds for s in SETTINGS for t in players], name):
+            parts.setdefault((setting, title), []).append(self.measured(title, setting, horizon, players[title], seed))
         held: Numbers = {setting: {} for setting in SETTINGS}
-        for seed, setting, title in program.bar([(j, s, t) for j in seeds for s in SETTINGS for t in players], name):
-            found = self.measured(title, setting, horizon, players[title], seed)
-            so_far = held[setting].setdefault(title, {measure: [] for measure in found})
-            for measure, values in found.items():
-                so_far[measure] += values
+        for (setting, title), found in parts.items():
+            runs = {measure: torch.tensor([part[measure] for part in found], dtype=torch.float64) for measure in found[0]}
+            held[setting][title] = {measure: values.view(-1, self.options.instances).mean(0) for measure, values in runs.items()}
         return held
 
-    def measured(self, title: str, setting: str, horizon: int, player: Player, seed: int | None) -> dict[str, list[float]]:
+    def measured(self, title: str, setting: str, horizon: int, who: Player, seed: int | None) -> dict[str, list[float]]:
         """A stage: one learner in one setting on the held-out instances, with all seeds or with one."""
-        n, point = self.options.instances, dict(player.point)
+        n, (point, make) = self.options.instances, who
         count, name = (self.options.seeds, str(horizon)) if seed is None else (1, f"{horizon}-{seed}")
 
         def work() -> dict[str, list[float]]:
             made = make_instances(design.HELD_OUT[:n], setting)
-            which = torch.arange(n).repeat(count)
-            return self.play(made, which, horizon, n * count, player.make, design.PLAY_SEED + (seed or 0))
+            return self.play(made, count, horizon, n * count, make, design.PLAY_SEED + (seed or 0))
 
-        config = {"point": point, "horizon": horizon, "instances": n, "delta": self.options.delta, "seeds": count}
+        config = {"point": dict(point), "horizon": horizon, "instances": n, "delta": self.options.delta, "seeds": count}
         return dict(stage(self.folder, _file(name, title, setting), config, work))
 
     def play(
-        self, made: Instances, which: torch.Tensor, horizon: int, distinct: int, make: Maker, seed: int = design.PLAY_SEED
+        self, made: Instances, times: int, horizon: int, distinct: int, make: Maker, seed: int = design.PLAY_SEED
     ) -> dict[str, list[float]]:
-        """Whole runs: regret and violations at the end, and the alarms of those that have a drift test."""
-        env = made.environment(which, horizon, distinct, seed)
+        """Whole runs, so many on each instance: regret and violations at the end, and the alarms of those with a drift test."""
+        env = made.environment(torch.arange(len(made.rewards[0])).repeat(times), horizon, distinct, seed)
         size = (env.cmdp.layout, env.cmdp.constraints, horizon, self.options.delta, env.runs)
         result = play_out(make(size, env.cmdp), env, horizon)
         numbers = {name: getattr(result, name.replace(" ", "_"))[:, -1].tolist() for name in MEASURES}

@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
-from torchcmdp.metrics import mean_and_interval
 from torchcmdp.plotting.style import blank, cross, looks, name_points, tidy, zero_line
 
-from ..program import table, with_interval
+from ..program import mean_and_half, table, with_interval
 from . import design
 from .design import ENTRIES, SETTINGS
 
-# by setting and learner: measures, a number a run, the instances of every seed in turn
-Numbers = dict[str, dict[str, dict[str, list[float]]]]
+# by setting and learner: measures, a number an instance, (instances,)
+Numbers = dict[str, dict[str, dict[str, Tensor]]]
+PAIR = ("regret", "positive violation")
 PUBLISHED = tuple(key for key, entry in ENTRIES.items() if entry.published)
 Z = 1.959963984540054
 
@@ -31,25 +31,15 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
     return (middle - half) / (1 + square), (middle + half) / (1 + square)
 
 
-def by_instance(values: Sequence[float], instances: int) -> Tensor:
-    """Means over the seeds, `(instances,)`."""
-    return torch.tensor(values, dtype=torch.float64).view(-1, instances).mean(0)
-
-
 def dominates(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
     """On which instances one has less regret and less positive violation than the other, `(instances,)` bool."""
-    return (one["regret"] < other["regret"]) & (one["positive violation"] < other["positive violation"])
+    return torch.stack([one[name] < other[name] for name in PAIR]).all(0)
 
 
 def undominated(players: Mapping[str, Mapping[str, Tensor]], title: str) -> Tensor:
     """On which instances no published rival dominates a learner, `(instances,)` bool."""
     rivals = [players[key] for key in PUBLISHED if key != title and key in players]
     return ~torch.stack([dominates(rival, players[title]) for rival in rivals]).any(0)
-
-
-def means(numbers: Mapping[str, Mapping[str, Sequence[float]]], instances: int) -> dict[str, dict[str, Tensor]]:
-    """By learner and measure the means of every instance."""
-    return {title: {name: by_instance(x, instances) for name, x in found.items()} for title, found in numbers.items()}
 
 
 def best_rivals(searched: Mapping[str, Sequence[float]], count: int = design.FINAL_RIVALS) -> list[str]:
@@ -71,18 +61,16 @@ def report(
     parts = [
         f"`{command}`",
         f"{n} held-out instances ({size}, {design.ACTIONS} actions, {design.CONSTRAINTS} constraints; half with Slater gap "
-        f"{design.TIGHT}, half with {design.SLACK}, or less), {options['seeds']} seeds; "
-        f"of the finalists, the practical learners and the {design.FINAL_RIVALS} best published rivals, over the final horizon "
-        f"{options['final_seeds']}. Every learner had {options['configurations']} configurations "
-        "on 16 training instances; the best published "
-        f"rival there is {rival}. Intervals are 95%: of means over instances, and Wilson's of fractions. Undominated: no published "
-        "rival that was played has both less regret and less positive violation on the instance. "
-        f"Dominating: less of both than {rival}.",
-        *(f"## {T:,} episodes\n\n{_table(numbers, n, rival, T)}\n\n{_goals(numbers, n, rival)}" for T, numbers in held.items()),
+        f"{design.TIGHT}, half with {design.SLACK}, or less), {options['seeds']} seeds; of the finalists, the practical learners "
+        f"and the {design.FINAL_RIVALS} best published rivals, over the final horizon {options['final_seeds']}. Every learner had "
+        f"{options['configurations']} configurations on 16 training instances; the best published rival there is {rival}. "
+        "Intervals are 95%: of means over instances, and Wilson's of fractions. Undominated: no published rival that was played "
+        f"has both less regret and less positive violation on the instance. Dominating: less of both than {rival}.",
+        *(f"## {T:,} episodes\n\n{_table(numbers, rival, T)}\n\n{_goals(numbers, rival)}" for T, numbers in held.items()),
     ]
     if ablated:
         first = next(iter(held))
-        parts.append(f"## Practical WC-OPS without each of its changes, {first:,} episodes\n\n{_ablation(held[first], ablated, n)}")
+        parts.append(f"## Practical WC-OPS without each of its changes, {first:,} episodes\n\n{_ablation(held[first], ablated)}")
     rows = [
         [key, f"{min(searched[key]):.3f}", ", ".join(f"{k} {v:.3g}" for k, v in chosen[key].items()) or "-"] for key in searched
     ]
@@ -90,10 +78,9 @@ def report(
     return "\n\n".join(parts)
 
 
-def _table(numbers: Numbers, n: int, rival: str, episodes: int) -> str:
+def _table(numbers: Numbers, rival: str, episodes: int) -> str:
     rows = []
-    for setting in SETTINGS:
-        players = means(numbers[setting], n)
+    for setting, players in numbers.items():
         for title, found in players.items():
             cells = [with_interval(found[name]) for name in ("regret", "violation", "positive violation")]
             safe = "-" if title == rival else _fraction(dominates(found, players[rival]))
@@ -108,13 +95,13 @@ def _fraction(hits: Tensor) -> str:
     return f"{float(hits.double().mean()):.0%} [{low:.0%}, {high:.0%}]"
 
 
-def _goals(numbers: Numbers, n: int, rival: str) -> str:
+def _goals(numbers: Numbers, rival: str) -> str:
     """Whether practical WC-OPS as it is shipped meets the goals, in each setting."""
     lines = []
-    for setting in SETTINGS:
-        players = means(numbers[setting], n)
+    for setting, players in numbers.items():
         hits = undominated(players, "practical WC-OPS")
-        met = float(hits.double().mean()) >= design.LEAST_UNDOMINATED and wilson(int(hits.sum()), n)[0] > design.LEAST_LOWER_END
+        low, _ = wilson(int(hits.sum()), len(hits))
+        met = float(hits.double().mean()) >= design.LEAST_UNDOMINATED and low > design.LEAST_LOWER_END
         tight, roomy = (float(part.double().mean()) for part in (hits[::2], hits[1::2]))  # as the seeds alternate
         shares = f"{_fraction(hits)} (tight {tight:.0%}, with slack {roomy:.0%})"
         line = f"- {setting}: undominated on {shares}: {'met' if met else 'not met'}"
@@ -132,26 +119,15 @@ def _goals(numbers: Numbers, n: int, rival: str) -> str:
     return "\n".join([goal, "", *lines])
 
 
-def _ablation(numbers: Numbers, ablated: Numbers, n: int) -> str:
+def _ablation(numbers: Numbers, ablated: Numbers) -> str:
     rows = []
-    for setting in SETTINGS:
-        whole = means(numbers[setting], n)
-        for title, found in {"whole": whole["practical WC-OPS"], **means(ablated[setting], n)}.items():
-            players = {**whole, title: found}
-            cells = [with_interval(found[name]) for name in ("regret", "positive violation")]
-            change = [with_interval(found[name] - whole["practical WC-OPS"][name]) for name in ("regret", "positive violation")]
-            rows.append(
-                [setting, title, *cells, *(change if title != "whole" else ["-", "-"]), _fraction(undominated(players, title))]
-            )
-    header = [
-        "setting",
-        "practical WC-OPS",
-        "regret",
-        "positive violation",
-        "more regret",
-        "more positive violation",
-        "undominated",
-    ]
+    for setting, players in numbers.items():
+        whole = players["practical WC-OPS"]
+        for title, found in {"whole": whole, **ablated[setting]}.items():
+            cells = [with_interval(found[name]) for name in PAIR]
+            change = ["-" if title == "whole" else with_interval(found[name] - whole[name]) for name in PAIR]
+            rows.append([setting, title, *cells, *change, _fraction(undominated({**players, title: found}, title))])
+    header = ["setting", "practical WC-OPS", *PAIR, *(f"more {name}" for name in PAIR), "undominated"]
     return table(header, rows, "ablations")
 
 
@@ -163,10 +139,10 @@ def figure(held: Mapping[int, Numbers], n: int, rival: str) -> Figure:
         axes = drawn.add_subplot(2, 2, j + 1)
         paths: dict[str, list[list[float]]] = {}
         for horizon, numbers in held.items():
-            for title, found in means(numbers[setting], n).items():
+            for title, found in numbers[setting].items():
                 if "searched" not in title:  # the tables have them
-                    pairs = [mean_and_interval(found[name] / horizon) for name in ("regret", "positive violation")]
-                    paths.setdefault(title, []).append([float(value) for pair in pairs for value in pair])
+                    pairs = [mean_and_half(found[name] / horizon) for name in PAIR]
+                    paths.setdefault(title, []).append([value for pair in pairs for value in pair])
         ends = []
         for title, path in paths.items():
             name, colour, shape = _mark(title)
@@ -183,7 +159,7 @@ def figure(held: Mapping[int, Numbers], n: int, rival: str) -> Figure:
         axes.margins(y=0.12)
         zero_line(axes, "x")
         note = f"larger marks, longer runs: {marks} episodes; 95% intervals over {n} instances; squares: as shipped, dots: searched"
-        title = _finding(setting, means(held[max(held)][setting], n), rival, max(held))
+        title = _finding(setting, held[max(held)][setting], rival, max(held))
         tidy(axes, "regret an episode (reward)", "positive violation an episode (cost)", title, note)
         name_points(axes, ends)
     return drawn
@@ -193,7 +169,7 @@ def _finding(setting: str, players: Mapping[str, Mapping[str, Tensor]], rival: s
     """What practical WC-OPS buys, and what it pays."""
     ours, theirs = players["practical WC-OPS"], players[rival]
     ratio = float(ours["positive violation"].mean() / theirs["positive violation"].mean())
-    more, half = (float(x) for x in mean_and_interval((ours["regret"] - theirs["regret"]) / horizon))
+    more, half = mean_and_half((ours["regret"] - theirs["regret"]) / horizon)
     clear = f"{abs(more):.2f} {'more' if more > 0 else 'less'} regret an episode"
     regret = clear if abs(more) > half else "no clearly different regret"
     return f"{setting.capitalize()}: WC-OPS practical has {ratio:.0%} of {rival}'s positive violation, with {regret}"

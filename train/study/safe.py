@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Annotated, Any
 
 import torch
@@ -58,26 +60,18 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Play what is left and count; returns the exit code."""
     options, folder = begin(Options, arguments, "study safe")
-    jobs = [
-        (key, kind, share, scale)
-        for scale in options.scales
-        for share in options.shares
-        for key in options.learners
-        for kind in options.rewards
-        if key != "dope" or kind == REWARDS[0]
-    ]
+    jobs = product(options.scales, options.shares, options.learners, options.rewards)
     rows, broken, curves = [], False, {}
-    for job in bar(jobs, "safe"):
-        config = {"instances": options.instances, "episodes": options.episodes, "seed": options.seed, "job": list(job)}
-        config["points"] = POINTS
-        found = stage(folder, "_".join(map(str, job)), config, lambda job=job: count(options, *job))
-        played = options.instances * options.episodes
-        runs = round(found["runs"] * options.instances)
-        broken |= job[-1] >= 1 and found["runs"] > 0.01
+    for scale, share, key, kind in bar([job for job in jobs if job[2] != "dope" or job[3] == REWARDS[0]], "safe"):
+        name, job = LEARNERS[key].name, (key, kind, share, scale)
+        config = {"instances": options.instances, "episodes": options.episodes, "seed": options.seed, "points": POINTS}
+        found = stage(folder, "_".join(map(str, job)), {**config, "job": job}, partial(count, options, *job))
+        played, runs = options.instances * options.episodes, round(found["runs"] * options.instances)
+        broken |= scale >= 1 and found["runs"] > 0.01
         cells = [f"{played:,}", f"{round(found['unsafe'] * played):,}", f"{runs}", f"{found['worst']:.3g}"]
-        if job[1] == options.rewards[0] and job[2] == options.shares[0]:
-            curves[LEARNERS[job[0]].name, job[-1]] = found["curves"]
-        rows.append([LEARNERS[job[0]].name, *map(str, job[1:]), *cells, f"{found['weight']:.3f}", f"{found['regret']:.3f}"])
+        if kind == options.rewards[0] and share == options.shares[0]:
+            curves[name, scale] = found["curves"]
+        rows.append([name, *map(str, job[1:]), *cells, f"{found['weight']:.3f}", f"{found['regret']:.3f}"])
     head = ["learner", "rewards", "margin", "scale", "run-episodes", "unsafe", "runs with one", "worst cost", "mean lambda"]
     plotting.save(folder / "report.png", figure(curves))
     publish(folder / "report.md", table([*head, "regret an episode"], rows))
@@ -108,26 +102,24 @@ def count(options: Options, key: str, kind: str, share: float, scale: float) -> 
     given: dict[str, Any] = {"bonus_scale": scale, "radius_scale": scale, **protection(key, cmdp, share, seed=options.seed)}
     learner: Any = LEARNERS[key](cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, **given)
     tracker, worst = tc.Tracker(env), torch.full((options.instances,), -torch.inf, dtype=torch.float64)
-    hits, weight = torch.zeros(2, options.instances, dtype=torch.float64)
-    points = {options.episodes * (j + 1) // POINTS for j in range(POINTS)}
-    shares: dict[str, list[Any]] = {"unsafe": [], "weight": []}
+    sums = torch.zeros(2, options.instances, dtype=torch.float64)  # unsafe episodes, weights of the baseline
+    points, shares = {options.episodes * (j + 1) // POINTS for j in range(POINTS)}, []
     for t in range(1, options.episodes + 1):
         mixture = learner.mixture
         costs = (cmdp.costs * mixture.occupancy(cmdp.transitions, cmdp.layout).unsqueeze(1)).sum((-3, -2, -1))
-        hits, worst = hits + is_unsafe(costs), torch.maximum(worst, costs.amax(-1))
-        weight = weight + mixture.weights[:, 0]
+        worst = torch.maximum(worst, costs.amax(-1))
+        sums = sums + torch.stack([is_unsafe(costs).double(), mixture.weights[:, 0]])
         trajectory = env.rollout(learner.policy)
         tracker.update(mixture, trajectory)
         learner.update(trajectory)
         if t in points:
             tracker.record()
-            shares["unsafe"].append(hits / t)
-            shares["weight"].append(weight / t)
-    mean = {"unsafe": hits, "weight": weight, "regret": tracker.regret[:, -1]}
-    curves = {"regret": tracker.regret, **{name: torch.stack(values, 1) for name, values in shares.items()}}
+            shares.append(sums / t)
+    ends = dict(zip(CURVES, (tracker.regret[:, -1], *sums), strict=True))
+    curves = dict(zip(CURVES, (tracker.regret, *torch.stack(shares, -1)), strict=True))
     return {
-        **{name: float(value.mean()) / options.episodes for name, value in mean.items()},
-        "runs": float((hits > 0).double().mean()),
+        **{name: float(value.mean()) / options.episodes for name, value in ends.items()},
+        "runs": float((sums[0] > 0).double().mean()),
         "worst": float(worst.max()),
         "curves": {"episodes": tracker.episodes.tolist(), **{name: values.tolist() for name, values in curves.items()}},
     }

@@ -33,8 +33,8 @@ class Options(InstanceOptions):
     name: str = "tune-horizons"  # Folder of the results inside LOGDIR.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Play all horizons; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Play all horizons."""
     options, folder = begin(Options, arguments, "tune horizons")
     if options.instances < 2:
         raise tc.InvalidInput(f"--instances is {options.instances}; an interval over instances needs at least 2.")
@@ -50,4 +50,3 @@ def main(arguments: Sequence[str]) -> int:
         rows += rows_of(results, instances.kinds, horizon)
     header = ["episodes", "costs", "constants", *MEASURES]
     publish(folder / "report.md", table(header, sorted(rows, key=lambda row: KINDS.index(row[1]))))
-    return 0
