@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from torchcmdp import plotting
+import torchcmdp as tc
 from torchcmdp.events import EVENTS, RunWriter
-from torchcmdp.metrics import mean_and_interval
 
 
 def on_terminal() -> bool:
@@ -137,7 +136,7 @@ def plus_minus(mean: float, half: float, form: str = ",.1f") -> str:
 
 def mean_and_half(values: Tensor) -> tuple[float, float]:
     """The mean over runs or instances, `(n,)`, and the half-width of its 95% interval, which is NaN where there is one."""
-    mean, half = mean_and_interval(values)
+    mean, half = tc.mean_and_interval(values)
     return float(mean), float(half)
 
 
@@ -168,7 +167,7 @@ def publish(path: Path, text: str, where: str = "", figures: Figure | Mapping[st
     path.write_text(text + "\n")
     named = {path.stem: figures} if isinstance(figures, Figure) else figures or {}
     for name, figure in named.items():
-        plotting.save(path.parent / f"{name}.png", figure)
+        tc.plotting.save(path.parent / f"{name}.png", figure)
     print(f"{_for_terminal(text)}\n\n{where or f'Written to {path}'}")
 
 

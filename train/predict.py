@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
@@ -74,10 +73,10 @@ def main(arguments: Sequence[str]) -> None:
     curves = {method: train(method, cmdp, options, seen, unseen, folder / method.replace(" ", "-")) for method in METHODS}
     optimum = best_safe_reward(cmdp, unseen)
     where = f"Curves: {folder / 'predict.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
-    publish(folder / "predict.md", report(curves, optimum, options), where, plotting.draw(panels(curves, optimum)))
+    publish(folder / "predict.md", report(curves, optimum, options), where, tc.plotting.draw(panels(curves, optimum)))
 
 
-def panels(curves: dict[str, Curves], optimum: Tensor) -> list[plotting.Panel]:
+def panels(curves: dict[str, Curves], optimum: Tensor) -> list[tc.plotting.Panel]:
     """How far each way falls short of the best safe policy, and how unsafe it is, over its training."""
     short = {name: (curve.steps, optimum[:, None] - curve[REWARD]) for name, curve in curves.items()}
     unsafe = {name: (curve.steps, curve[UNSAFE]) for name, curve in curves.items()}
@@ -85,8 +84,8 @@ def panels(curves: dict[str, Curves], optimum: Tensor) -> list[plotting.Panel]:
     most = max(1e-9, *(float(values[:, -1].mean()) for _, values in unsafe.values()))
     said = f"{best.capitalize()} falls short least: {end:.3f}", f"Neither is unsafe by more than {most:.1g} an episode"
     return [
-        plotting.Panel(short, "reward an episode short of the best safe", said[0], xlabel="gradient step"),
-        plotting.Panel(unsafe, "violation an episode (cost)", said[1], xlabel="gradient step"),
+        tc.plotting.Panel(short, "reward an episode short of the best safe", said[0], xlabel="gradient step"),
+        tc.plotting.Panel(unsafe, "violation an episode (cost)", said[1], xlabel="gradient step"),
     ]
 
 

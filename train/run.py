@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
-from torchcmdp.learners import LEARNERS, Learner
 
 from . import program
 from .program import Count, NotNegative, Positive, Share, spelled, with_interval
@@ -140,7 +141,7 @@ def label_of(name: str) -> str:
     """What a player is called in tables and figures, which say of those with a baseline that they have one."""
     if name == PRACTICAL:
         return "WC-OPS practical"
-    return f"{LEARNERS[name].name}{BASELINE_GIVEN if program.guarded(name) else ''}"
+    return f"{tc.LEARNERS[name].name}{BASELINE_GIVEN if program.guarded(name) else ''}"
 
 
 def play(options: Options, name: str, cmdp: tuple[tc.LayeredCMDP, Any], folder: Path, shown: Any = None) -> tc.RunResult:
@@ -160,7 +161,7 @@ def _report(options: Options, folder: Path, results: dict[str, tc.RunResult], cm
     else:
         path, text = folder / "summary.md", "\n\n".join([ranking(results), " ".join(sentences(results)), _about(options, cmdp)])
         words = text
-    figures = plotting.figures(results)
+    figures = tc.plotting.figures(results)
     pictures = ", ".join(str(folder / f"{name}.png") for name in figures)
     advice = f"TensorBoard: tensorboard --logdir {options.logdir}"  # what also those can type who have no clone
     program.publish(path, text, f"Pictures, also as PDF: {pictures}\n{advice}", figures)
@@ -202,13 +203,13 @@ def make_cmdp(options: Options) -> tuple[tc.LayeredCMDP, Any]:
 
 def build(
     options: Options, name: str, cmdp: tc.LayeredCMDP, imported: Any, runs: int, first_run: int = 0
-) -> tuple[Learner, tc.Simulator]:
+) -> tuple[tc.Learner, tc.Simulator]:
     """The learner of that name, and the simulator, of some runs in what `make_cmdp` gave."""
     costs = tc.Bernoulli(cmdp.costs, low=-1) if imported is None else imported.cost_process()
     env = tc.Simulator(cmdp, rewards=tc.Bernoulli(cmdp.rewards), costs=costs, runs=runs, seed=options.seed, first_run=first_run)
     settings = {name: value for name, value in program.changed(options).items() if name in SETTINGS}
     settings |= program.told(name, cmdp, options.baseline_share, seed=options.seed, first_run=first_run)
-    kind: Any = tc.WCOPS.practical if name == PRACTICAL else LEARNERS[name]
+    kind: Any = tc.WCOPS.practical if name == PRACTICAL else tc.LEARNERS[name]
     size = (cmdp.layout, cmdp.constraints, options.episodes or ALONE, options.delta, runs)
     return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
 
@@ -236,7 +237,8 @@ def _check_memory(options: Options, cmdp: tc.LayeredCMDP) -> float:
     """About how many GiB the runs take; refused if that is more than the device has."""
     points = min(200 if options.log_every is None else (options.episodes or ALONE) // options.log_every, 10_000)
     size = options.runs * program.bytes_per_run(cmdp.layout, cmdp.constraints, points) / 2**30
-    room = program.memory_of(cmdp.device) / 2**30
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = (torch.cuda.mem_get_info(cmdp.device)[1] if cmdp.device.type == "cuda" else physical) / 2**30
     if size > room:
         need = f"so many runs take about {size:,.3g} GiB, and this device has {room:.3g} GiB"
         raise tc.InvalidInput(f"--runs is {options.runs:,}; {need}; take fewer, or smaller --widths.")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     cmdp = tc.random_cmdp(seed=options.seed)
     curves = {method: train(method, cmdp, options, folder / method) for method in METHODS}
     where = f"Curves: {folder / 'shield.png'}; TensorBoard: tensorboard --logdir {options.logdir}"
-    publish(folder / "shield.md", report(curves, cmdp), where, plotting.draw(panels(curves)))
+    publish(folder / "shield.md", report(curves, cmdp), where, tc.plotting.draw(panels(curves)))
 
 
 def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | None) -> Curves:
@@ -87,7 +86,7 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
     return learn(network, options, POINTS, method, folder, play, each=batch)
 
 
-def panels(curves: dict[str, Curves]) -> list[plotting.Panel]:
+def panels(curves: dict[str, Curves]) -> list[tc.plotting.Panel]:
     """What the three earned, and how unsafe they were, over the episodes played."""
     drawn = []
     for tag, pick, label, words in (
@@ -97,7 +96,7 @@ def panels(curves: dict[str, Curves]) -> list[plotting.Panel]:
         best, mean = pick(((name, float(curve[tag].mean())) for name, curve in curves.items()), key=lambda pair: pair[1])
         values = {name: (curve.steps, curve[tag]) for name, curve in curves.items()}
         finding = f"While training {best} {words.format(mean)} an episode"
-        drawn.append(plotting.Panel(values, label, finding, xlabel="episodes played by each network"))
+        drawn.append(tc.plotting.Panel(values, label, finding, xlabel="episodes played by each network"))
     return drawn
 
 

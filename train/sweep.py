@@ -18,7 +18,6 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.events import EVENTS, HALF_WIDTH, RunWriter
-from torchcmdp.learners import LEARNERS
 from torchcmdp.plotting.results import unbeaten
 from torchcmdp.plotting.style import GREY, INK, PALETTE, SMALL, blank, cross, thousands, tidy, zero_line
 
@@ -87,15 +86,18 @@ def main(arguments: Sequence[str]) -> int:
     grid = make_grid(options, cmdp)
     if len(grid) < 2:
         raise tc.InvalidInput("there is one combination only; give an option several values, such as --eta 0.01 0.03 0.1.")
-    runs, size = len(grid) * options.seeds, program.bytes_per_run(cmdp.layout, cmdp.constraints, POINTS)
-    chunk = chunk_size(options, runs, size)
+    runs, size = len(grid) * options.seeds, program.bytes_per_run(cmdp.layout, cmdp.constraints, POINTS) / 2**30
+    if size > options.memory:
+        raise tc.InvalidInput(f"--memory {options.memory:g} GiB is too little for one run, which takes about {size:.2g} GiB.")
+    chunks = -(-runs // int(options.memory // size))
+    chunk = -(-runs // chunks)  # so that they are about alike
     leads = process_rank() == 0
     if leads:
         kept = ("memory", "name", "logdir", "device", "fresh")
         program.claim(folder, {name: value for name, value in asdict(options).items() if name not in kept}, options.fresh)
         print(
-            f"{LEARNERS[options.learner].name}, {len(grid)} combinations x {options.seeds} seeds = {runs:,} runs of "
-            f"{options.episodes:,} episodes, about {runs * size / 2**30:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most "
+            f"{tc.LEARNERS[options.learner].name}, {len(grid)} combinations x {options.seeds} seeds = {runs:,} runs of "
+            f"{options.episodes:,} episodes, about {runs * size:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most "
             f"{options.memory:g} GiB, into {folder}",
             file=sys.stderr,
         )
@@ -116,15 +118,6 @@ def make_grid(options: Options, cmdp: tc.LayeredCMDP) -> list[dict[str, float]]:
     usual, _ = build(options, cmdp, [{}], 0, 1)
     values = [tuple(dict.fromkeys(getattr(options, name))) or (float(usual.hyperparameter(name)[0]),) for name in names]
     return [dict(zip(names, combination, strict=True)) for combination in itertools.product(*values)]
-
-
-def chunk_size(options: Options, runs: int, size: int) -> int:
-    """How many runs to play at once, so that they fit the budget and the chunks are about alike."""
-    fitting = int(options.memory * 2**30 // size)
-    if fitting < 1:
-        sentence = f"--memory {options.memory:g} GiB is too little for one run, which takes about {size / 2**30:.2g} GiB."
-        raise tc.InvalidInput(sentence)
-    return -(-runs // -(-runs // fitting))
 
 
 def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int, folder: Path) -> tc.RunResult:
@@ -150,7 +143,7 @@ def build(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: 
     luck = {"seed": options.seed, "first_run": first, "distinct_runs": options.seeds}
     told = program.told(options.learner, cmdp, options.baseline_share, **luck)
     size = (cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs)
-    return LEARNERS[options.learner](*size, **values, **told, **like), env
+    return tc.LEARNERS[options.learner](*size, **values, **told, **like), env
 
 
 def pareto_front(points: Tensor) -> list[int]:
@@ -185,7 +178,7 @@ def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.Run
     text += f"\n\n{len(front)} of {len(grid)} combinations are on the front: no other has both less regret and less violation."
     where = f"All of them: {folder / 'sweep.csv'}; figure: {folder / 'front.png'}"
     where += f"\nTensorBoard, tab HParams: tensorboard --logdir {folder}"
-    words = f"{LEARNERS[options.learner].name} after {options.episodes:,} episodes, "
+    words = f"{tc.LEARNERS[options.learner].name} after {options.episodes:,} episodes, "
     words += f"mean over {options.seeds} seeds and 95% intervals" if options.seeds > 1 else "one seed"
     program.publish(folder / "sweep.md", text, where, {"front": front_figure(rows, front, swept, words)})
 

@@ -20,11 +20,9 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 import torchcmdp as tc
-from torchcmdp.errors import InvalidInput
 from torchcmdp.kernels import cuda
 from torchcmdp.kernels.projection import Limits, project_range
 from torchcmdp.kernels.pull import pull_range
-from torchcmdp.layout import Layout
 from torchcmdp.run.blocks import Blocks
 from torchcmdp.run.session import Session
 
@@ -78,9 +76,9 @@ class Code(NamedTuple):
 def main(arguments: Sequence[str]) -> None:
     """Run the benchmark."""
     options, folder = begin(Options, arguments, "bench gpu")
-    Layout(options.widths, options.actions)  # refused here, and not after the other kernels have been compiled
+    tc.Layout(options.widths, options.actions)  # refused here, and not after the other kernels have been compiled
     if importlib.util.find_spec("numba_cuda") is None:
-        raise InvalidInput(MISSING)
+        raise tc.InvalidInput(MISSING)
     publish(folder / "gpu.md", _static(options) if options.static else _timed(options))
 
 
@@ -97,7 +95,7 @@ def launched(name: str, options: Options, batch: int = 4) -> tuple[Any, tuple[An
         blocks = Blocks(run.learner, run.env, run.tracker, run.diagnostics)
         packed, _, records = blocks.pack(1)
         return packed.face.play, blocks.gpu_arguments(packed, 1, records)
-    layout = Layout(options.widths, options.actions)
+    layout = tc.Layout(options.widths, options.actions)
     entries, pairs = layout.transition_mask().numel(), layout.pair_mask().numel()
     sizes = ((entries,), (entries,), (entries,), (options.constraints, pairs))
     inputs = tuple(torch.zeros(batch, *size, dtype=torch.float64) for size in sizes)
@@ -109,7 +107,7 @@ def launched(name: str, options: Options, batch: int = 4) -> tuple[Any, tuple[An
 
 def _static(options: Options) -> str:
     if cuda.simulated():
-        raise InvalidInput("NUMBA_ENABLE_CUDASIM is set, and numba's simulator compiles nothing; unset it.")
+        raise tc.InvalidInput("NUMBA_ENABLE_CUDASIM is set, and numba's simulator compiles nothing; unset it.")
     made, mixtures, notes = [], [], set[str]()
     pairs = [(name, one) for name in options.kernels for one in options.architectures]
     for name, architecture in bar(pairs, "compiling for GPUs", leave=False):
@@ -209,7 +207,7 @@ def _counted(options: Options) -> Iterator[list[str]]:
 def _timed(options: Options) -> str:
     """Microseconds an instance, or a run and episode, on the GPU and on the CPU."""
     if not torch.cuda.is_available() or cuda.simulated() or not cuda.usable():
-        raise InvalidInput(NO_GPU)
+        raise tc.InvalidInput(NO_GPU)
     rows = []
     for name, batch in bar([(name, batch) for name in options.kernels for batch in options.batches], "timing", leave=False):
         there, here = (_microseconds(name, batch, device, options) for device in ("cuda", "cpu"))

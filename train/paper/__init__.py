@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 import torchcmdp as tc
 from torchcmdp.distributed import Crew
-from torchcmdp.errors import InvalidInput, TorchCMDPError
 from torchcmdp.run.session import Session
 
 from ..program import Count, bar, begin, choose, interrupted, on_terminal
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     episodes = options.episodes or (QUICK_EPISODES if options.quick else EPISODES)
     if episodes < LEAST_EPISODES:
         sentence = f"the report compares how a run begins with how it ends, and needs at least {LEAST_EPISODES}."
-        raise InvalidInput(f"--episodes is {episodes}; {sentence}")
+        raise tc.InvalidInput(f"--episodes is {episodes}; {sentence}")
     jobs = [
         Job(name, family, episodes, instances, options.runs, folder / name, options.fresh)
         for name in names
@@ -94,7 +93,7 @@ def checked_instances(options: Any, who: str) -> int:
     instances: int = options.instances or (QUICK_INSTANCES if options.quick else INSTANCES)
     for option, value in (("--runs", options.runs), ("--instances", instances)):
         if value < 2:
-            raise InvalidInput(f"{option} is 1; {who} intervals over {option[2:]}, and so at least 2.")
+            raise tc.InvalidInput(f"{option} is 1; {who} intervals over {option[2:]}, and so at least 2.")
     return instances
 
 
@@ -106,7 +105,7 @@ def _names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         choose(name, PRESETS, "an experiment of the paper")
     for before, name in pairwise(arguments[split:]):
         if name in PRESETS and before not in ("--name", "--logdir"):
-            raise InvalidInput(f"{name} stands after an option; names of experiments come first, as in paper {name} --quick.")
+            raise tc.InvalidInput(f"{name} stands after an option; names of experiments come first, as in paper {name} --quick.")
     return names or list(PRESETS), list(arguments[split:])
 
 
@@ -165,7 +164,7 @@ def play_all(jobs: Sequence[Job], workers: int, draw: Callable[[Sequence[Outcome
     except KeyboardInterrupt:
         return []
     except BrokenProcessPool:
-        raise TorchCMDPError("a worker process was killed; the same command continues from the last checkpoints.") from None
+        raise tc.TorchCMDPError("a worker process was killed; the same command continues from the last checkpoints.") from None
     return [done[j] for j in sorted(done)]
 
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.metrics import growth_exponent
 
 from ..program import mean_and_half
 from .experiment import OWN, Outcome
@@ -145,7 +144,7 @@ def _growth(result: tc.RunResult, quantity: str, instances: int) -> tuple[str, s
     end, mean = interval(curve[:, -1], instances), float(curve[:, -1].mean())
     if mean <= 0:
         return f"ends at {end}", HOLDS
-    slope, half = (float(x) for x in growth_exponent(result.episodes, by_instance(curve, instances)))
+    slope, half = (float(x) for x in tc.growth_exponent(result.episodes, by_instance(curve, instances)))
     verdict = _decide(slope + half <= LARGEST_EXPONENT, slope - half > LARGEST_EXPONENT)
     return f"exponent {slope:.2f} +- {half:.2f}, ends at {end}", verdict
 
@@ -159,7 +158,7 @@ def _simplex(results: Results, instances: int) -> Iterator[Row]:
     if float(first.max()) <= 0 and float(last.max()) <= 0:
         yield claim, f"{numbers}: never unsafe", HOLDS
         return
-    slope, half = (float(x) for x in growth_exponent(result.episodes, by_instance(unsafe, instances)))
+    slope, half = (float(x) for x in tc.growth_exponent(result.episodes, by_instance(unsafe, instances)))
     mean, width = mean_and_half(by_instance(last - first, instances))
     fails = not math.isnan(slope + mean) and (mean - width > 0 or slope - half >= 1)
     verdict = _decide(mean + width < 0 and slope + half < 1, fails)

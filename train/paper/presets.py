@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.learners import LEARNERS, Learner
 
 # The families of constants: a multiple of the bonuses and of the transition radii, the same for every learner that has them.
 SCALES: Mapping[str, float] = {"theory": 1.0, "practical": 0.1, "small": 0.02}
@@ -49,7 +48,7 @@ class Player:
     @property
     def name(self) -> str:
         """What the player is called in figures and tables."""
-        return self.label or LEARNERS[self.key].name
+        return self.label or tc.LEARNERS[self.key].name
 
     @property
     def folder(self) -> str:
@@ -224,11 +223,11 @@ def _made_safe(cmdp: tc.LayeredCMDP, costs: Tensor) -> Tensor:
     return ((costs - missing[:, None, None, None, None]) * cmdp.layout.pair_mask()).clamp_min(-1)
 
 
-def learner(player: Player, cmdp: tc.LayeredCMDP, family: str, episodes: int) -> Learner:
+def learner(player: Player, cmdp: tc.LayeredCMDP, family: str, episodes: int) -> tc.Learner:
     """The learner with the family's constants, where it has them, for a batch of CMDPs, one a run."""
     constants = {"scale": SCALES[family]} if family in SCALES else TUNED[player.key]
     own = {**settings(player.key, constants, cmdp), **player.options}
-    return LEARNERS[player.key].scaled(cmdp.layout, cmdp.constraints, episodes, DELTA, cmdp.batch_shape[0], **own)
+    return tc.LEARNERS[player.key].scaled(cmdp.layout, cmdp.constraints, episodes, DELTA, cmdp.batch_shape[0], **own)
 
 
 def settings(key: str, constants: Mapping[str, Any], cmdp: tc.LayeredCMDP) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torchcmdp.plotting import INK, PALETTE, SMALL, TITLE, blank, save
 
 from ..program import Count, begin, interrupted, table, write_table
 from . import INSTANCES, checked_instances, play_all
-from .claims import FAILS, HOLDS, MARGIN, UNDECIDED, Finding, findings, together
+from .claims import FAILS, HOLDS, MARGIN, UNDECIDED, findings, together
 from .experiment import Job
 from .presets import REGIMES, SCALES
 
@@ -89,7 +89,12 @@ def main(arguments: Sequence[str]) -> int:
     outcomes = play_all(jobs, options.jobs or os.cpu_count() or 1)
     if len(outcomes) < len(jobs) or not all(outcome.completed for outcome in outcomes):
         return interrupted("", options.fresh)
-    regimes = [regime for outcome in outcomes for regime in of_job(outcome.job, findings([outcome]))]
+    regimes = []
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        verdicts = {finding.claim: finding.verdict for finding in findings([outcome])}
+        for mode in MODES:  # a cell for each
+            parts = {part: verdicts[claim.format(mode=mode)] for part, claim in PARTS.items()}
+            regimes.append(Regime(job.preset, job.family, mode, job.episodes, parts))
     rows = [
         {"instances": r.preset, "constants": r.family, "radii": r.mode, "episodes": r.episodes, **r.parts, "headline": r.verdict}
         for r in regimes
@@ -104,13 +109,6 @@ def main(arguments: Sequence[str]) -> int:
     (folder / "regimes.md").write_text("\n\n".join(page) + "\n")
     print(f"{words}\n\nPage: {folder / 'regimes.md'}; figure: {folder / 'regimes.png'}")
     return 0
-
-
-def of_job(job: Job, found: Sequence[Finding]) -> list[Regime]:
-    """The cells of a job, one for each mode of OptCMDP's radii."""
-    verdicts = {finding.claim: finding.verdict for finding in found}
-    cells = [{part: verdicts[claim.format(mode=mode)] for part, claim in PARTS.items()} for mode in MODES]
-    return [Regime(job.preset, job.family, mode, job.episodes, parts) for mode, parts in zip(MODES, cells, strict=True)]
 
 
 def paragraph(regimes: Sequence[Regime]) -> str:

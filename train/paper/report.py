@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torchcmdp as tc
-from torchcmdp import plotting
-from torchcmdp.metrics import growth_exponent
 from torchcmdp.plotting.results import MEASURES
 
 from ..program import mean_and_half, table, write_table
@@ -49,15 +47,15 @@ def write_experiment(outcomes: Sequence[Outcome]) -> None:
         if all(outcome.of(sequence) for outcome in outcomes):
             # a row each, so that no regret is without its violations
             panels = [_panel(outcome, sequence, preset, name) for name in MEASURES for outcome in outcomes]
-            plotting.save(folder / f"curves{suffix}.png", plotting.draw(panels, columns=len(outcomes)))
+            tc.plotting.save(folder / f"curves{suffix}.png", tc.plotting.draw(panels, columns=len(outcomes)))
     if preset.setting == "simplex":
         policies = {f"WC-OPS, {o.job.family} constants": o.policies[WC_OPS.name] for o in outcomes}
-        plotting.save(folder / "simplex.png", simplex.draw(instance(preset), policies))
+        tc.plotting.save(folder / "simplex.png", simplex.draw(instance(preset), policies))
     rows = [row for outcome in outcomes for row in _summary(outcome)]
     write_table(folder / "summary.csv", rows)
 
 
-def _panel(outcome: Outcome, sequence: str, preset: Preset, name: str) -> plotting.Panel:
+def _panel(outcome: Outcome, sequence: str, preset: Preset, name: str) -> tc.plotting.Panel:
     """The curves of one family, with bands over instances."""
     alpha = preset.setting == "adversarial" and name == "regret"
     attribute, ylabel = ("alpha_regret", "cumulative alpha-regret (reward)") if alpha else (name, MEASURES[name])
@@ -65,7 +63,7 @@ def _panel(outcome: Outcome, sequence: str, preset: Preset, name: str) -> plotti
     curves = {label: (result.episodes, by_instance(getattr(result, attribute), count)) for label, result in results.items()}
     least = min(curves, key=lambda label: float(curves[label][1][:, -1].mean().nan_to_num(float("inf"))))
     finding = f"{outcome.job.family} constants: least {ylabel.split(' (')[0].removeprefix('cumulative ')} of {least}"
-    return plotting.Panel(curves, ylabel, finding, plotting.bounds_of(results, name), of="instance")
+    return tc.plotting.Panel(curves, ylabel, finding, tc.plotting.bounds_of(results, name), of="instance")
 
 
 def _summary(outcome: Outcome) -> list[dict[str, Any]]:
@@ -79,7 +77,7 @@ def _summary(outcome: Outcome) -> list[dict[str, Any]]:
             row[name], row[f"{name}_ci95"] = mean_and_half(curve[:, -1])
             row[f"{name}_ci95_over_runs"] = mean_and_half(getattr(result, name)[:, -1].unflatten(0, (instances, -1)).mean(0))[1]
             row[f"{name}_over_sqrt_t"] = row[name] / root
-            row[f"{name}_exponent"], row[f"{name}_exponent_ci95"] = (float(x) for x in growth_exponent(result.episodes, curve))
+            row[f"{name}_exponent"], row[f"{name}_exponent_ci95"] = (float(x) for x in tc.growth_exponent(result.episodes, curve))
         for name in ("rho", "alpha", "safe_value", "best_value"):
             row[name] = float(getattr(result, name).mean())
         for name in ("regret", "violation", "positive_violation"):

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 import torchcmdp as tc
-from torchcmdp import plotting
 
 from ..program import Count, Whole, bar, begin, forget_tables, publish, retyped
 from ..tune.evaluate import play_out, spread, stage
@@ -115,7 +114,7 @@ class Work:
             if not ablated:
                 ablated = self.judge(ABLATED, horizon, "ablations", [None])
                 text = write()
-        plotting.save(self.folder / "report.png", figure(held, o.instances, rivals[0]))
+        tc.plotting.save(self.folder / "report.png", figure(held, o.instances, rivals[0]))
         publish(self.folder / "report.md", text)
 
     def search(self) -> tuple[dict[str, dict[str, float]], dict[str, list[float]]]:

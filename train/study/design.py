@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.costs import Drift, PaperCosts, PriorCosts
 from torchcmdp.learners.practical import practical_costs
 
 WIDTHS, ACTIONS, CONSTRAINTS = (1, 4, 4, 4, 1), 3, 2
@@ -60,7 +59,7 @@ class Entry:
 
 def _practical(kind: Any, size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
     rest = dict(values)
-    made: tc.Learner = kind.practical(*size, costs=PriorCosts(margin=rest.pop("margin"), drift=Drift()), **rest)
+    made: tc.Learner = kind.practical(*size, costs=tc.PriorCosts(margin=rest.pop("margin"), drift=tc.Drift()), **rest)
     return made
 
 
@@ -110,9 +109,9 @@ ENTRIES = {
 }  # fmt: skip
 # What the changes of practical WC-OPS are worth: the shipped one without each of them.
 ABLATIONS: Mapping[str, Callable[[], dict[str, Any]]] = {
-    "without the prior (bonus at a hundredth)": lambda: {"costs": PaperCosts(margin=1.0, drift=Drift()), "bonus_scale": 0.01},
-    "without the margin": lambda: {"costs": PriorCosts(drift=Drift())},
-    "without the drift test": lambda: {"costs": PriorCosts(margin=1.0)},
+    "without the prior (bonus at a hundredth)": lambda: {"costs": tc.PaperCosts(margin=1.0, drift=tc.Drift()), "bonus_scale": 0.01},
+    "without the margin": lambda: {"costs": tc.PriorCosts(drift=tc.Drift())},
+    "without the drift test": lambda: {"costs": tc.PriorCosts(margin=1.0)},
     "without doubly robust losses and share": lambda: {"costs": practical_costs(), "loss": "paper", "share": None},
 }
 

@@ -12,8 +12,6 @@ import torch
 from matplotlib.figure import Figure
 
 import torchcmdp as tc
-from torchcmdp import plotting
-from torchcmdp.learners import LEARNERS
 from torchcmdp.metrics import is_unsafe
 
 from ..program import Among, Count, Positive, bar, begin, guarded, protection, publish, table
@@ -22,7 +20,7 @@ from ..tune.evaluate import stage
 WIDTHS, ACTIONS, CONSTRAINTS, SEEDS = (1, 3, 3, 1), 3, 2, 80_000
 GAPS = (0.03, 0.3)  # Slater gaps of even and of odd instances
 REWARDS = ("stochastic", "cyclic", "adversary")
-SAFE = tuple(filter(guarded, LEARNERS))
+SAFE = tuple(filter(guarded, tc.LEARNERS))
 POINTS = 25  # of the curves
 CURVES = {
     "regret": "cumulative regret (reward)",
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     jobs = product(options.scales, options.shares, options.learners, options.rewards)
     rows, broken, curves = [], False, {}
     for scale, share, key, kind in bar([job for job in jobs if job[2] != "dope" or job[3] == REWARDS[0]], "safe"):
-        name, job = LEARNERS[key].name, (key, kind, share, scale)
+        name, job = tc.LEARNERS[key].name, (key, kind, share, scale)
         config = {"instances": options.instances, "episodes": options.episodes, "seed": options.seed, "points": POINTS}
         found = stage(folder, "_".join(map(str, job)), {**config, "job": job}, partial(count, options, *job))
         played, runs = options.instances * options.episodes, round(found["runs"] * options.instances)
@@ -73,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             curves[name, scale] = found["curves"]
         rows.append([name, *map(str, job[1:]), *cells, f"{found['weight']:.3f}", f"{found['regret']:.3f}"])
     head = ["learner", "rewards", "margin", "scale", "run-episodes", "unsafe", "runs with one", "worst cost", "mean lambda"]
-    plotting.save(folder / "report.png", figure(curves))
+    tc.plotting.save(folder / "report.png", figure(curves))
     publish(folder / "report.md", table([*head, "regret an episode"], rows))
     return 1 if broken else 0
 
@@ -84,23 +82,18 @@ def instances(options: Options) -> tc.LayeredCMDP:
     return tc.stack_cmdps([tc.random_cmdp(*size, SEEDS + j, margin=GAPS[j % 2], **how) for j in range(options.instances)])
 
 
-def rewards_of(kind: str, cmdp: tc.LayeredCMDP, episodes: int) -> tc.Process:
-    """Where the rewards of a setting come from."""
-    if kind == "adversary":
-        return tc.OGDAdversary(cmdp.rewards, sign=-1, step=0.1)
-    other = (1 - cmdp.rewards) * cmdp.layout.pair_mask()
-    if kind == "cyclic":
-        return tc.Cyclic([cmdp.rewards, other], max(1, episodes // 10), noise="bernoulli")
-    return tc.Bernoulli(cmdp.rewards)
-
-
 def count(options: Options, key: str, kind: str, share: float, scale: float) -> dict[str, Any]:
     """Of one learner in one setting: unsafe run-episodes and runs with one, as shares, the largest cost, lambda, regret, curves."""
     cmdp = instances(options)
-    rewards, costs = rewards_of(kind, cmdp, options.episodes), tc.Bernoulli(cmdp.costs, low=-1)
-    env = tc.Simulator(cmdp, rewards, costs, runs=options.instances, seed=options.seed)
+    rewards: tc.Process = tc.Bernoulli(cmdp.rewards)
+    if kind == "adversary":
+        rewards = tc.OGDAdversary(cmdp.rewards, sign=-1, step=0.1)
+    elif kind == "cyclic":
+        blocks = [cmdp.rewards, (1 - cmdp.rewards) * cmdp.layout.pair_mask()]
+        rewards = tc.Cyclic(blocks, max(1, options.episodes // 10), noise="bernoulli")
+    env = tc.Simulator(cmdp, rewards, tc.Bernoulli(cmdp.costs, low=-1), runs=options.instances, seed=options.seed)
     given: dict[str, Any] = {"bonus_scale": scale, "radius_scale": scale, **protection(key, cmdp, share, seed=options.seed)}
-    learner: Any = LEARNERS[key](cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, **given)
+    learner: Any = tc.LEARNERS[key](cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, **given)
     tracker, worst = tc.Tracker(env), torch.full((options.instances,), -torch.inf, dtype=torch.float64)
     sums = torch.zeros(2, options.instances, dtype=torch.float64)  # unsafe episodes, weights of the baseline
     points, shares = {options.episodes * (j + 1) // POINTS for j in range(POINTS)}, []
@@ -144,5 +137,5 @@ def figure(curves: Mapping[tuple[str, float], Mapping[str, Any]]) -> Figure:
     for name, ylabel in CURVES.items():
         factor = 1 if name == "regret" else 100
         drawn = {label: (found["episodes"], factor * values[label][name]) for label, found in named.items()}
-        panels.append(plotting.Panel(drawn, ylabel, titles[name], note=scales, of="instance"))
-    return plotting.draw(panels)
+        panels.append(tc.plotting.Panel(drawn, ylabel, titles[name], note=scales, of="instance"))
+    return tc.plotting.draw(panels)

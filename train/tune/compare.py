@@ -16,7 +16,7 @@ from ..program import Count, bar, begin, mean_and_half, plus_minus, publish, tab
 from .evaluate import play_all, stage
 from .figures import budget_figure
 from .instances import HELD_OUT, RULES, InstanceOptions
-from .methods import METHODS, Search, constants, package, start_of
+from .methods import METHODS, Search, constants, start_of
 from .study import BOX
 
 OURS, RIVAL = "smoothed gradient", "random search"
@@ -76,8 +76,7 @@ def check(options: Options) -> None:
     dearest = max(8, len(BOX)) * 2 * options.instances * options.horizon / SHARES[0]  # a generation of CMA-ES, a step of the mixed
     if options.budget < dearest:
         raise tc.InvalidInput(f"--budget is {options.budget}; a tenth of it must pay for one step of every method: {dearest:g}.")
-    for name in ("optuna", "cmaes"):
-        package(name)
+    constants()  # which says whether packages are missing
     options.training(options.horizon).check_weight(options.weight)
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp import Learner, RunResult, Simulator
 from torchcmdp.events import flatten
 from torchcmdp.files import write_file
 from torchcmdp.tuning import SCALES, Played, Study
@@ -38,7 +37,7 @@ def play_all(study: Study, points: Sequence[Mapping[str, float]], seed: int, **o
     return study.play(spread(points, n), torch.arange(n).repeat(len(points)), seed, **options)
 
 
-def play_out(learner: Learner, env: Simulator, episodes: int, tick: Callable[[int], None] | None = None) -> RunResult:
+def play_out(learner: tc.Learner, env: tc.Simulator, episodes: int, tick: Callable[[int], None] | None = None) -> tc.RunResult:
     """Whole runs. Ctrl-C ends a run in good order, but half of one must not be kept, and so it goes on from here."""
     result = tc.run(learner, env, episodes, progress=False, on_progress=tick)
     if not result.completed:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import torch
 
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.tuning import SCALES, Descent, optimise, random_search
 
 from ..program import MAY_BE_EMPTY, Count, Positive, bar, begin, publish, retyped, table, with_interval
@@ -114,8 +113,8 @@ class Work:
         curved = partial(sensitivity, study, found.scales, PAIRS, o.seed)
         curves = self.stage("sensitivity", {**found.scales, "pairs": PAIRS}, curved)
         front = self.front(found.scales, descent, judged[str(o.horizon)])
-        plotting.save(self.folder / "sensitivity.png", sensitivity_figure(curves, note(study, PAIRS)))
-        plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
+        tc.plotting.save(self.folder / "sensitivity.png", sensitivity_figure(curves, note(study, PAIRS)))
+        tc.plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
         command = f"python -m train tune{retyped(o, 'name', 'logdir', 'fresh')}"
         about = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": vars(descent), **methods}
         extra = {"history": found.history, "run_episodes": found.run_episodes, "held_out": judged, "front": front}

@@ -54,8 +54,10 @@ def main(arguments: Sequence[str]) -> None:
     """Play all horizons."""
     options, folder = begin(Options, arguments, "tune variance", {"horizons": (10, 20, 40), "instances": 1, "samples": 6})
     check(options)
-    rows = []
-    for horizon, name in bar(cases(options), "variance"):
+    rows, short = [], [T for T in options.horizons if options.through >= T]
+    cases = [(T, name) for T in short for name in NAMED]
+    cases += [(T, name) for T in options.horizons if T not in short for name in ("smoothed", "PES")]
+    for horizon, name in bar(cases, "variance"):
         file = f"{name.replace(' ', '_').replace(',', '')}_{horizon}"
         found = stage(folder, file, settings(options, name, horizon), partial(measure, options, name, horizon))
         rows.append({"estimator": name, "horizon": horizon, **found})
@@ -83,12 +85,6 @@ def check(options: Options) -> None:
     for horizon in options.horizons:
         if horizon % WINDOWS:
             raise tc.InvalidInput(f"--horizons has {horizon}; PES needs a multiple of {WINDOWS}, its windows.")
-
-
-def cases(options: Options) -> list[tuple[int, str]]:
-    """Horizon and estimator of everything that is measured."""
-    found = [(T, name) for T in options.horizons for name in NAMED if options.through >= T or name in ("smoothed", "PES")]
-    return sorted(found, key=lambda case: options.through < case[0])  # those without derivatives through the learner last
 
 
 def estimator(name: str, horizon: int) -> Estimator:
