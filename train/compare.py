@@ -111,13 +111,11 @@ def plays(name: str, key: str) -> bool:
 
 def play(options: Options, name: str, key: str, folder: Path, shown: Any) -> tc.RunResult:
     """One learner on one problem; `shown` is the bar to move."""
-    problem = tc.problems.make(name)
-    env = problem.simulator(options.seeds, options.seed, options.episodes)
+    env = tc.problems.make(name).simulator(options.seeds, options.seed, options.episodes)
     learner = build(key, options.constants, env, options.episodes)
-    place = folder / name.replace("/", "-") / key
-    spacing = max(1, options.episodes // POINTS)
-    how: dict[str, Any] = {"progress": False, "fresh": options.fresh, "images": False}
-    how["on_progress"] = program.watch(shown, int(shown.n), lambda: env.episode)
+    place, spacing = folder / name.replace("/", "-") / key, max(1, options.episodes // POINTS)
+    tell = program.watch(shown, int(shown.n), lambda: env.episode)
+    how: dict[str, Any] = {"progress": False, "fresh": options.fresh, "images": False, "on_progress": tell}
     return tc.run(learner, env, options.episodes, place, spacing, **how)
 
 
@@ -181,14 +179,12 @@ def write_report(folder: Path, results: Results, options: Mapping[str, Any]) -> 
     ]
     text = "\n\n".join(parts)
     (folder / "report.html").write_text(as_html(text))
-    program.publish(
-        folder / "report.md", text, f"Written to {folder / 'report.md'}, {folder / 'report.html'} and a folder a problem"
-    )
+    where = f"Written to {folder / 'report.md'}, {folder / 'report.html'} and a folder a problem"
+    program.publish(folder / "report.md", text, where)
 
 
 def _problem_parts(name: str, results: Mapping[str, tc.RunResult]) -> list[str]:
-    problem = tc.problems.make(name)
-    first = next(iter(results.values()))
+    problem, first = tc.problems.make(name), next(iter(results.values()))
     best = f"Safe optimum {float(first.safe_value.mean()):z.4f} an episode, optimum {float(first.best_value.mean()):z.4f}."
     rows = [
         [PLAYERS[key], *(with_interval(getattr(r, each)[:, -1]) for each in MEASURES), with_interval(loss(r), ".4f")]

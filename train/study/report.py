@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,14 +20,14 @@ from .design import ENTRIES, SETTINGS
 Numbers = dict[str, dict[str, dict[str, Tensor]]]
 PAIR = ("regret", "positive violation")
 PUBLISHED = tuple(key for key, entry in ENTRIES.items() if entry.published)
-Z = 1.959963984540054
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
     """The 95% Wilson interval of a fraction."""
-    share, square = hits / n, Z * Z / n
-    middle, half = share + square / 2, Z * math.sqrt(share * (1 - share) / n + square / (4 * n))
-    return (middle - half) / (1 + square), (middle + half) / (1 + square)
+    from scipy.stats import binomtest  # slow to import
+
+    found = binomtest(hits, n).proportion_ci(method="wilson")
+    return found.low, found.high
 
 
 def dominates(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:

@@ -59,20 +59,16 @@ def main(arguments: Sequence[str]) -> None:
     cases += [(T, name) for T in options.horizons if T not in short for name in ("smoothed", "PES")]
     for horizon, name in bar(cases, "variance"):
         file = f"{name.replace(' ', '_').replace(',', '')}_{horizon}"
-        found = stage(folder, file, settings(options, name, horizon), partial(measure, options, name, horizon))
+        how = estimator(name, horizon)
+        design = {"estimator": {"kind": type(how).__name__, **asdict(how)}, "start": START, "resamples": RESAMPLES, **RULES}
+        config = {**options.settings("horizons", "through"), **design}
+        found = stage(folder, file, config, partial(measure, options, how, horizon))
         rows.append({"estimator": name, "horizon": horizon, **found})
     rows.sort(key=lambda row: (NAMED.index(row["estimator"]), row["horizon"]))
     write_table(folder / "variance.csv", rows)
     figure = variance_figure(rows, finding(rows))
     where = f"Written to {folder}: report.md, variance.csv, variance.png, variance.pdf"
     publish(folder / "report.md", report(options, rows), where, {"variance": figure})
-
-
-def settings(options: Options, name: str, horizon: int) -> dict[str, Any]:
-    """All that a measurement depends on."""
-    how = estimator(name, horizon)
-    design = {"estimator": {"kind": type(how).__name__, **asdict(how)}, "start": START, "resamples": RESAMPLES, **RULES}
-    return {**options.settings("horizons", "through"), **design}
 
 
 def check(options: Options) -> None:
@@ -96,10 +92,10 @@ def estimator(name: str, horizon: int) -> Estimator:
     return own[name] if name in own else ESTIMATORS[name]
 
 
-def measure(options: Options, name: str, horizon: int) -> dict[str, float]:
+def measure(options: Options, how: Estimator, horizon: int) -> dict[str, float]:
     """The variance of a sample, with the ends of its interval, and how many runs a sample costs."""
     study = options.training(horizon).study(horizon, options.weight, options.delta)
-    how, point = estimator(name, horizon), torch.tensor(list(START.values()), dtype=torch.float64).log()
+    point = torch.tensor(list(START.values()), dtype=torch.float64).log()
     found = how.samples(study, tuple(START), point, options.samples, options.seed, None).derivatives
     value, low, high = variance(found.view(options.samples, study.instances, -1))
     return {"variance": value, "low": low, "high": high, "runs": how.runs(study, len(START), 1) / study.instances}
