@@ -55,6 +55,11 @@ Whole, NotNegative = Annotated[int, NOT_NEGATIVE], Annotated[float, NOT_NEGATIVE
 MAY_BE_EMPTY = "may be empty"  # in the type of an option with several values; others need one at least
 
 
+def at_least(least: int, what: str) -> Bound:
+    """The bound of a number of which something needs so many, such as an interval."""
+    return Bound(lambda value: value >= least, f"{what} needs at least {least}")
+
+
 IN_A_CLONE = "python -m train"
 _called = IN_A_CLONE
 SHARED_HELP = """A command that prints tables takes --json: they are one JSON object on standard output, the rest on standard error.

@@ -77,8 +77,6 @@ def main(arguments: Sequence[str]) -> None:
     """Run the benchmark."""
     options, folder = begin(Options, arguments, "bench gpu")
     tc.Layout(options.widths, options.actions)  # refused here, and not after the other kernels have been compiled
-    if importlib.util.find_spec("numba_cuda") is None:
-        raise tc.InvalidInput(MISSING)
     publish(folder / "gpu.md", _static(options) if options.static else _timed(options))
 
 
@@ -106,6 +104,8 @@ def launched(name: str, options: Options, batch: int = 4) -> tuple[Any, tuple[An
 
 
 def _static(options: Options) -> str:
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise tc.InvalidInput(MISSING)
     if cuda.simulated():
         raise tc.InvalidInput("NUMBA_ENABLE_CUDASIM is set, and numba's simulator compiles nothing; unset it.")
     made, mixtures, notes = [], [], set[str]()
@@ -206,6 +206,8 @@ def _counted(options: Options) -> Iterator[list[str]]:
 
 def _timed(options: Options) -> str:
     """Microseconds an instance, or a run and episode, on the GPU and on the CPU."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise tc.InvalidInput(MISSING)
     if not torch.cuda.is_available() or cuda.simulated() or not cuda.usable():
         raise tc.InvalidInput(NO_GPU)
     rows = []

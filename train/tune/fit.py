@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-import torchcmdp as tc
 from torchcmdp.learners.fitted import Follow
 from torchcmdp.learners.practical import RECIPE, practical_costs
 from torchcmdp.tuning import Smoothed, Study
 
-from ..program import Count, bar, begin, mean_and_half, plus_minus, publish, table, write_table
+from ..program import Count, at_least, bar, begin, mean_and_half, plus_minus, publish, table, write_table
 from . import fit_design as design
 from .evaluate import play_all, stage
 from .fit_design import Cell
@@ -45,7 +44,8 @@ class Options:
     """
 
     updates: Count = design.UPDATES  # Of both trainings.
-    held_out: Count = 32  # Problems of every held-out cell, each with costs that stay and with costs that change.
+    held_out: Annotated[int, at_least(2, "an interval over problems")] = 32
+    """Problems of every held-out cell, each with costs that stay and with costs that change."""
     seed: int = 0  # Of all random numbers.
     name: str = "tune-fit"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
@@ -58,8 +58,6 @@ def main(arguments: Sequence[str]) -> None:
     training, held_out = design.TRAINING, design.HELD_OUT_CELLS
     if options.quick:
         training, held_out = (tuple(replace(x, horizon=min(x.horizon, 40) // 2) for x in part[:4]) for part in (training, held_out))
-    if options.held_out < 2:
-        raise tc.InvalidInput(f"--held-out is {options.held_out}; an interval over problems needs at least 2.")
     trained = {}
     for name in (FIXED, FITTED):  # the map, and with slopes that stay zero one set of constants for all
         config = {**settings(options), "cells": [asdict(cell) for cell in training], "follow": name == FITTED}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 from torchcmdp.tuning import Smoothed, Study
 from torchcmdp.tuning.smoothed import Pairs
 
-from ..program import Count, bar, begin, plus_minus, publish, table
+from ..program import Count, at_least, bar, begin, plus_minus, publish, table
 from .evaluate import stage
 from .figures import KNOWN_AS, MEASURED, sensitivity_figure
 from .instances import RULES, InstanceOptions
@@ -41,7 +40,7 @@ class Options(InstanceOptions):
     """
 
     horizon: Count = 1000  # Episodes of a run.
-    pairs: Count = 16  # Of runs, of each instance at each point.
+    pairs: Annotated[int, at_least(2, "an interval")] = 16  # Of runs, of each instance at each point.
     name: str = "tune-sensitivity"  # Folder of the results inside LOGDIR.
     quick: bool = False  # A minute's version, into LOGDIR/NAME-quick: short runs, few of them.
 
@@ -49,8 +48,6 @@ class Options(InstanceOptions):
 def main(arguments: Sequence[str]) -> None:
     """Play and draw."""
     options, folder = begin(Options, arguments, "tune sensitivity", {"horizon": 30, "pairs": 3, "instances": 1})
-    if options.pairs < 2:
-        raise tc.InvalidInput(f"--pairs is {options.pairs}; an interval needs at least 2.")
     study = options.training(options.horizon).study(options.horizon, options.weight, options.delta)
     config = {"point": PRACTICAL_SCALES, "factors": FACTORS, "sigma": SIGMA, "normal": NORMAL, **RULES, **options.settings()}
     curves = stage(folder, "sensitivity", config, lambda: sensitivity(study, PRACTICAL_SCALES, options.pairs, options.seed))

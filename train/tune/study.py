@@ -14,7 +14,7 @@ import torch
 import torchcmdp as tc
 from torchcmdp.tuning import SCALES, Descent, optimise, random_search
 
-from ..program import MAY_BE_EMPTY, Count, Positive, bar, begin, publish, retyped, table, with_interval
+from ..program import MAY_BE_EMPTY, Count, Positive, at_least, bar, begin, publish, retyped, table, with_interval
 from .evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
 from .figures import front_figure, sensitivity_figure
 from .instances import HELD_OUT, RULES, InstanceOptions, Instances
@@ -54,7 +54,7 @@ class Options(InstanceOptions):
     horizon: Count = 1000  # Episodes of a run while tuning; the result is judged at ten times as many too.
     steps: Count = 18  # Steps of the descent.
     repeats: Count = 2  # Runs of each instance for each partial derivative.
-    held_out: Count = 16  # Seeds of the instances that the result is judged on.
+    held_out: Annotated[int, at_least(2, "an interval over instances")] = 16  # Seeds of the instances that the result is judged on.
     front: Annotated[tuple[Positive, ...], MAY_BE_EMPTY] = (0.5, 8.0)
     """Further weights, for the front between regret and violation."""
     front_steps: Count = 5  # Steps of the descent for each of them, from what was tuned.
@@ -79,8 +79,6 @@ def main(arguments: Sequence[str]) -> None:
 
 def _check(options: Options) -> None:
     tc.Layout(options.widths, options.actions)  # which says what is wrong with them before anything is written
-    if options.held_out < 2:
-        raise tc.InvalidInput("--held-out is 1; an interval over instances needs at least 2.")
     if options.seed + options.instances > HELD_OUT:
         raise tc.InvalidInput(f"--seed is {options.seed}; training seeds must stay below {HELD_OUT}, where the unseen ones begin.")
     options.training(options.horizon).check_weight(options.weight)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.tuning import ESTIMATORS, Estimator, Smoothed, Through
 
-from ..program import Count, bar, begin, publish, table, write_table
+from ..program import Count, at_least, bar, begin, publish, table, write_table
 from .evaluate import stage
 from .figures import variance_figure
 from .instances import RULES, InstanceOptions
@@ -45,7 +45,7 @@ class Options(InstanceOptions):
     horizons: tuple[Count, ...] = (10, 30, 100, 300, 1000, 3000)  # Episodes of a run, each a study of its own.
     through: Count = 1000  # The longest horizon for derivatives through the learner.
     instances: Count = 2  # Seeds of the instances, each with stochastic and with changing costs.
-    samples: Count = 16  # Of the gradient, from each instance.
+    samples: Annotated[int, at_least(4, "a variance with an interval")] = 16  # Of the gradient, from each instance.
     name: str = "tune-variance"  # Folder of the results inside LOGDIR.
     quick: bool = False  # A minute's version, into LOGDIR/NAME-quick: short horizons, few samples.
 
@@ -74,8 +74,6 @@ def main(arguments: Sequence[str]) -> None:
 def check(options: Options) -> None:
     """Refuse what would be found out only after minutes."""
     tc.Layout(options.widths, options.actions)
-    if options.samples < 4:
-        raise tc.InvalidInput(f"--samples is {options.samples}; a variance with an interval needs at least 4.")
     if options.through < min(options.horizons):
         raise tc.InvalidInput(f"--through is {options.through}; it must reach the shortest of --horizons, {min(options.horizons)}.")
     for horizon in options.horizons:
