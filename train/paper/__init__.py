@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.synchronize import Event
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torchcmdp as tc
@@ -118,8 +119,8 @@ def play_all(jobs: Sequence[Job], workers: int, draw: Callable[[Sequence[Outcome
         draw: Called, in one of them, with all outcomes of an experiment when they are there.
     """
     done: dict[int, Outcome] = {}
-    context = multiprocessing.get_context("spawn")
-    counter, stop = context.Value("q", 0), context.Event()
+    context, alone = multiprocessing.get_context("spawn"), min(workers, len(jobs)) == 1
+    counter: Any = SimpleNamespace(value=0) if alone else context.Value("q", 0)
     progress = Progress(jobs, counter)
 
     def finished(j: int, outcome: Outcome) -> list[Outcome]:
@@ -129,7 +130,7 @@ def play_all(jobs: Sequence[Job], workers: int, draw: Callable[[Sequence[Outcome
         own = [k for k, job in enumerate(jobs) if job.folder == jobs[j].folder and draw is not None]
         return [done[k] for k in own] if all(k in done and done[k].completed for k in own) else []
 
-    if min(workers, len(jobs)) == 1:
+    if alone:
 
         def beat(episodes: int) -> None:
             counter.value += episodes
@@ -143,6 +144,7 @@ def play_all(jobs: Sequence[Job], workers: int, draw: Callable[[Sequence[Outcome
                 draw(own)
         return list(done.values())
     _compile_kernels()
+    stop = context.Event()
     # the workers share the cores among themselves, so that none of them needs more than one thread
     for variable in ("OMP_NUM_THREADS", "TORCHCMDP_THREADS"):
         os.environ.setdefault(variable, "1")
