@@ -43,11 +43,11 @@ def test_kills_at_any_moment_leave_no_trace_in_the_summary(tmp_path: Path, monke
     def play(name: str) -> experiment.Outcome:
         return experiment.play(experiment.Job("adversarial-1", "small", 12, 2, 2, tmp_path / name, False))
 
-    report.write_experiment(tmp_path / "whole", [play("whole")])
+    report.write_experiment([play("whole")])
     for kills in range(1, 100):
         left[0] = (3, 2, 5, 4)[kills % 4]
         try:
-            report.write_experiment(tmp_path / "killed", [play("killed")])
+            report.write_experiment([play("killed")])
             break
         except Killed:
             continue

@@ -12,7 +12,7 @@ import torchcmdp as tc
 from torchcmdp.plotting.style import COLOURS
 from train.__main__ import main
 from train.study import design
-from train.study.report import _mark, dominates, undominated, wilson
+from train.study.compare import _mark, dominates, undominated, wilson
 
 
 def test_half_of_the_instances_are_tight_in_every_setting_and_none_is_trained_on() -> None:

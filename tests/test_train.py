@@ -314,6 +314,13 @@ def test_help_lists_the_commands(capsys):
     assert main(["--version"]) == 0 and capsys.readouterr().out == f"torchcmdp {tc.__version__}\n"
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_commands_their_parts_and_options(shell, capsys):
+    assert main(["completion", "--shell", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(words in script for words in (*COMMANDS, "sensitivity", "--bonus-scale", "--final-seeds"))
+
+
 def test_every_command_is_a_module_with_a_main():
     for command in COMMANDS:
         assert callable(importlib.import_module(f"train.{command}").main)

@@ -10,8 +10,7 @@ import torch
 
 import torchcmdp as tc
 from train.__main__ import main
-from train.compare import build
-from train.compare.report import as_html, ranks, wins
+from train.compare import as_html, build, ranks, wins
 
 SMALL = ["compare", "--problems", "arms/4", "dope/factored", "--learners", "wc-ops", "pdb-ps", "--episodes", "6", "--seeds", "2"]
 

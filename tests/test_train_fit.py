@@ -79,7 +79,8 @@ def test_training_goes_downhill_and_only_a_map_has_slopes(monkeypatch) -> None:
 def test_it_writes_its_map_and_continues(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(fit_design, "TRAIN_COUNT", 2)
     monkeypatch.setattr(fit_design, "BLOCK", 1)
-    monkeypatch.setattr(fit.Cells, "__init__", lambda self, *rest: self.__dict__.update(training=CELLS, held_out=CELLS[::-1]))
+    monkeypatch.setattr(fit_design, "TRAINING", CELLS)
+    monkeypatch.setattr(fit_design, "HELD_OUT_CELLS", CELLS[::-1])
     arguments = ["tune", "fit", "--updates", "2", "--held-out", "2", "--logdir", str(tmp_path)]
     assert main(arguments) == 0
     out, folder = capsys.readouterr().out, tmp_path / "tune-fit"

@@ -150,9 +150,9 @@ def test_a_folder_of_other_constants_is_played_again_with_a_sentence(
     monkeypatch.setattr(compare, "judge", lambda options, points: [[0.0]])
     monkeypatch.setattr(variance, "measure", lambda *case: calls.append("played") or {"variance": 1.0})
     monkeypatch.setattr(sensitivity, "sensitivity", lambda *rest: calls.append("played") or {})
-    for module, figure in ((variance, "variance_figure"), (variance, "report"), (sensitivity, "sensitivity_figure")):
-        monkeypatch.setattr(module, figure, lambda *rest: "")
-    monkeypatch.setattr("train.program.publish", lambda *rest: None)
+    unseen = {variance: ("variance_figure", "report", "publish"), sensitivity: ("sensitivity_figure", "publish")}
+    for module, name_of in ((module, name) for module, names in unseen.items() for name in names):
+        monkeypatch.setattr(module, name_of, lambda *rest: "")
     size = ["--widths", "1", "2", "1", "--actions", "2", "--constraints", "1", "--instances", "1", "--logdir", str(tmp_path)]
     small = compare.Options(
         horizon=2, budget=320, repetitions=2, instances=1, held_out=2, widths=(1, 2, 1), actions=2, constraints=1

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcmdp.events import HALF_WIDTH
-from torchcmdp.metrics import mean_and_interval
 
-from .program import bar, with_interval, writer_of
+from .program import bar, mean_and_half, with_interval, writer_of
+
+REWARD, UNSAFE = "Metrics/EpRet", "Violation/positive"  # what curves are of
 
 
 class SeedNetworks(nn.Module):
@@ -60,7 +61,7 @@ class Curves:
         if self._writer is not None:
             row = {}
             for tag, value in kept.items():
-                row[tag], row[tag + HALF_WIDTH] = (float(x) for x in mean_and_interval(value))
+                row[tag], row[tag + HALF_WIDTH] = mean_and_half(value)
             self._writer.point(step, row)
 
     @property

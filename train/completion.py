@@ -34,11 +34,10 @@ class Options:
     shell: Literal["bash", "zsh"] = "bash"  # Whose; where to put the script stands in its first line.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the script; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Print the script."""
     shell = parse(Options, arguments, prog=f"{IN_A_CLONE} completion").shell
     print(f"# {HOW[shell]}\n{script(shell)}")
-    return 0
 
 
 def script(shell: str) -> str:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from tqdm import tqdm
 
-from torchcmdp import plotting
+import torchcmdp as tc
 from torchcmdp.events import EVENTS, RunWriter
-from torchcmdp.metrics import mean_and_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,9 +136,15 @@ def plus_minus(mean: float, half: float, form: str = ",.1f") -> str:
     return f"{mean:{form}}" if half != half else f"{mean:{form}} +- {half:{form}}"
 
 
+def mean_and_half(values: Tensor) -> tuple[float, float]:
+    """The mean over runs or instances, `(n,)`, and the half-width of its 95% interval, which is NaN where there is one."""
+    mean, half = tc.mean_and_interval(values)
+    return float(mean), float(half)
+
+
 def with_interval(values: Tensor, form: str = ",.1f") -> str:
     """The mean over runs or instances, `(n,)`, and its 95% interval."""
-    return plus_minus(*(float(x) for x in mean_and_interval(values)), form)
+    return plus_minus(*mean_and_half(values), form)
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -164,7 +169,7 @@ def publish(path: Path, text: str, where: str = "", figures: Figure | Mapping[st
     path.write_text(text + "\n")
     named = figures if isinstance(figures, Mapping) else {} if figures is None else {path.stem: figures}
     for name, figure in named.items():
-        plotting.save(path.parent / f"{name}.png", figure)
+        tc.plotting.save(path.parent / f"{name}.png", figure)
     print(f"{_for_terminal(text)}\n\n{where or f'Written to {path}'}")
 
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
 
-from .comparison import Curves, SeedNetworks, learn, rounded
+from .comparison import REWARD, UNSAFE, Curves, SeedNetworks, learn, rounded
 from .program import Count, Positive, begin, look_at, publish, table
 
 METHODS = ("end to end", "squared error")
@@ -66,30 +65,28 @@ class Data(NamedTuple):
     realised: Tensor  # one noisy reward, 0 or 1, for each of them
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Train both ways and write what came of it; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Train both ways and write what came of it."""
     options, folder = begin(Options, arguments, "predict")
     cmdp = tc.random_cmdp(seed=options.seed)
     seen, unseen = draw(cmdp, options, options.contexts, 0), draw(cmdp, options, options.held_out, 1)
     curves = {method: train(method, cmdp, options, seen, unseen, folder / method.replace(" ", "-")) for method in METHODS}
     optimum = best_safe_reward(cmdp, unseen)
-    figure = plotting.draw([panel(curves, optimum, "Metrics/EpRet"), panel(curves, optimum, "Violation/positive")])
     where = f"Curves: {folder / 'predict.png'}; {look_at(options.logdir)}"
-    publish(folder / "predict.md", report(curves, optimum, options), where, figure)
-    return 0
+    publish(folder / "predict.md", report(curves, optimum, options), where, tc.plotting.draw(panels(curves, optimum)))
 
 
-def panel(curves: dict[str, Curves], optimum: Tensor, tag: str) -> plotting.Panel:
-    """How far each way falls short of the best safe policy, or how unsafe it is, over its training."""
-    reward = tag == "Metrics/EpRet"
-    values = {name: (c.steps, optimum[:, None] - c[tag] if reward else c[tag]) for name, c in curves.items()}
-    ends = {name: float(value[:, -1].mean()) for name, (_, value) in values.items()}
-    best = min(ends, key=lambda name: ends[name])
-    if reward:
-        label, finding = "reward an episode short of the best safe", f"{best.capitalize()} falls short least: {ends[best]:.3f}"
-    else:
-        label, finding = "violation an episode (cost)", f"Neither is unsafe by more than {max(*ends.values(), 1e-9):.1g} an episode"
-    return plotting.Panel(values, label, finding, xlabel="gradient step")
+def panels(curves: dict[str, Curves], optimum: Tensor) -> list[tc.plotting.Panel]:
+    """How far each way falls short of the best safe policy, and how unsafe it is, over its training."""
+    short = {name: (curve.steps, optimum[:, None] - curve[REWARD]) for name, curve in curves.items()}
+    unsafe = {name: (curve.steps, curve[UNSAFE]) for name, curve in curves.items()}
+    end, best = min(((float(values[:, -1].mean()), name) for name, (_, values) in short.items()), key=lambda pair: pair[0])
+    most = max(1e-9, *(float(values[:, -1].mean()) for _, values in unsafe.values()))
+    said = f"{best.capitalize()} falls short least: {end:.3f}", f"Neither is unsafe by more than {most:.1g} an episode"
+    return [
+        tc.plotting.Panel(short, "reward an episode short of the best safe", said[0], xlabel="gradient step"),
+        tc.plotting.Panel(unsafe, "violation an episode (cost)", said[1], xlabel="gradient step"),
+    ]
 
 
 def draw(cmdp: tc.LayeredCMDP, options: Options, count: int, part: int) -> Data:
@@ -141,7 +138,7 @@ def measure(occupancy: Tensor, cmdp: tc.LayeredCMDP, data: Data) -> dict[str, Te
     """Expected reward and violation of an occupancy for every context, in the mean over contexts."""
     pair = occupancy.sum(-1)
     unsafe = worst_constraint(expected_value(cmdp.costs, pair.unsqueeze(-4))).clamp_min(0)
-    return {"Metrics/EpRet": expected_value(data.rewards, pair).mean(1), "Violation/positive": unsafe.mean(1)}
+    return {REWARD: expected_value(data.rewards, pair).mean(1), UNSAFE: unsafe.mean(1)}
 
 
 def best_safe_reward(cmdp: tc.LayeredCMDP, data: Data) -> Tensor:
@@ -153,13 +150,13 @@ def best_safe_reward(cmdp: tc.LayeredCMDP, data: Data) -> Tensor:
 
 def report(curves: dict[str, Curves], optimum: Tensor, options: Options) -> str:
     """The table and what to read it against."""
-    rows = []
-    for name, curve in curves.items():
-        reward, unsafe = curve["Metrics/EpRet"][:, -1], curve["Violation/positive"][:, -1]
-        rows.append([name, *[rounded(x) for x in (reward, optimum - reward, unsafe)]])
+    first, second = rewards = [curve[REWARD][:, -1] for curve in curves.values()]
+    rows = [
+        [name, rounded(reward), rounded(optimum - reward), rounded(curve[UNSAFE][:, -1])]
+        for (name, curve), reward in zip(curves.items(), rewards, strict=True)
+    ]
     rows.append(["true losses known", rounded(optimum), "0", "0"])
     header = ["losses", "reward", "short of the best safe policy", "violation"]
-    first, second = (curve["Metrics/EpRet"][:, -1] for curve in curves.values())
     return (
         f"{table(header, rows)}\n\nPer episode on {options.held_out} held-out contexts, mean over {options.runs} repetitions +- "
         f"95% interval. End to end minus squared error, run by run: {rounded(first - second)}."

@@ -23,8 +23,8 @@ class Options:
     sources: bool = False  # Also print where each was published, and what of it is ours.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the facts; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Print the facts."""
     options = parse(Options, arguments, prog="python -m train problems")
     for name in options.names:
         choose(name, tc.problems.names(), "a named problem")
@@ -34,7 +34,6 @@ def main(arguments: Sequence[str]) -> int:
     print("\nThe Slater gap is in normal form; successors are those of a pair, in the mean; states are those of all layers.")
     if options.sources:
         print("\n".join(["", *(f"{problem.name}: {problem.source}." for problem in problems)]))
-    return 0
 
 
 def _row(problem: tc.problems.Problem) -> list[str]:

@@ -22,29 +22,12 @@ import torch
 import tyro
 
 import torchcmdp as tc
-from torchcmdp.baselines import baseline
-from torchcmdp.cmdp import LayeredCMDP
-from torchcmdp.errors import InvalidInput
 from torchcmdp.folder import RunFolder
-from torchcmdp.layout import Layout
 from torchcmdp.learners import LEARNERS, UOBREPS, WCOPS, Guarded, Learner
-from torchcmdp.planning import slater_gap
 
 # what programs say comes from here as well, so that they know of one place
-from .output import (  # noqa: F401
-    bar,
-    collect,
-    forget_tables,
-    interrupted,
-    on_terminal,
-    plus_minus,
-    publish,
-    table,
-    watch,
-    with_interval,
-    write_table,
-    writer_of,
-)  # fmt: skip
+from .output import bar, collect, forget_tables, interrupted, mean_and_half, on_terminal, plus_minus  # noqa: F401  # isort: skip
+from .output import publish, table, watch, with_interval, write_table, writer_of  # noqa: F401  # isort: skip
 
 Options = TypeVar("Options")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -70,6 +53,11 @@ Count, Positive = Annotated[int, POSITIVE], Annotated[float, POSITIVE]
 Share = Annotated[float, Bound(lambda value: 0 < value <= 1, "it must be greater than zero and at most 1")]
 Whole, NotNegative = Annotated[int, NOT_NEGATIVE], Annotated[float, NOT_NEGATIVE]
 MAY_BE_EMPTY = "may be empty"  # in the type of an option with several values; others need one at least
+
+
+def at_least(least: int, what: str) -> Bound:
+    """The bound of a number of which something needs so many, such as an interval."""
+    return Bound(lambda value: value >= least, f"{what} needs at least {least}")
 
 
 IN_A_CLONE = "python -m train"
@@ -105,7 +93,7 @@ def begin(
     """The options of a command and the folder that it writes to, which is not made yet; with --quick, those for a minute."""
     found: Any = parse(options, arguments, prog=f"python -m train {command}")
     folder = experiment_folder(found.logdir, found.name)
-    if quick and found.quick:
+    if quick is not None and found.quick:
         return dataclasses.replace(found, **quick), folder.with_name(f"{folder.name}-quick")
     return found, folder
 
@@ -161,22 +149,22 @@ def _check_numbers(found: Any, given: set[str]) -> None:
     for field in dataclasses.fields(found):
         value, option, kind = getattr(found, field.name), spelled(field.name), types[field.name]
         if value == () and field.name in given and MAY_BE_EMPTY not in getattr(kind, "__metadata__", ()):
-            raise InvalidInput(f"{option} got no value; expected {_expected(typing.get_type_hints(type(found))[field.name])}.")
+            raise tc.InvalidInput(f"{option} got no value; expected {_expected(typing.get_type_hints(type(found))[field.name])}.")
         for mark in getattr(kind, "__metadata__", ()):
             for name in value if isinstance(mark, Among) else ():
                 choose(name, mark.names, f"one of {option}")
         bound = _bound(kind)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float) and not math.isfinite(number):
-                raise InvalidInput(f"{option} is {number}; it must be a finite number.")
+                raise tc.InvalidInput(f"{option} is {number}; it must be a finite number.")
             if bound and number is not None and not bound.holds(number):
-                raise InvalidInput(f"{option} is {number:g}; {bound.words}.")
+                raise tc.InvalidInput(f"{option} is {number:g}; {bound.words}.")
     seed = getattr(found, "seed", 0)
     if not 0 <= seed < 2**32:
-        raise InvalidInput(f"--seed is {seed}; it must be a whole number with 0 <= seed < 2**32.")
+        raise tc.InvalidInput(f"--seed is {seed}; it must be a whole number with 0 <= seed < 2**32.")
     delta = getattr(found, "delta", 0.5)
     if not 0 < delta < 1:
-        raise InvalidInput(f"--delta is {delta}; it must lie strictly between 0 and 1.")
+        raise tc.InvalidInput(f"--delta is {delta}; it must lie strictly between 0 and 1.")
 
 
 def _bound(kind: Any) -> Bound | None:
@@ -191,30 +179,30 @@ def check_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InvalidInput(f"--device {name} cannot be used here: PyTorch finds no such device; try --device cpu.") from error
+        raise tc.InvalidInput(f"--device {name} cannot be used here: PyTorch finds no such device; try --device cpu.") from error
     if device.type == "meta":
-        raise InvalidInput("--device meta holds no numbers; try --device cpu.")
+        raise tc.InvalidInput("--device meta holds no numbers; try --device cpu.")
     return device
 
 
 def experiment_folder(logdir: str, name: str) -> Path:
     """<logdir>/<name>, where the name is one plain folder."""
     if not name or name in (".", "..") or re.search(r"[/\\\0]", name):
-        raise InvalidInput(f"--name {name!r} must be one plain folder name inside {logdir}, without slashes.")
+        raise tc.InvalidInput(f"--name {name!r} must be one plain folder name inside {logdir}, without slashes.")
     folder = Path(logdir) / name
     ancestor = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
-        raise InvalidInput(f"{folder} cannot be written to, because {ancestor} is not a folder in which you may write.")
+        raise tc.InvalidInput(f"{folder} cannot be written to, because {ancestor} is not a folder in which you may write.")
     return folder
 
 
 def _complain_unknown(options: type, token: str, prog: str) -> NoReturn:
     if not token.startswith("-"):
-        raise InvalidInput(f"{token!r} is not an option of {prog}; see {prog} --help.")
+        raise tc.InvalidInput(f"{token!r} is not an option of {prog}; see {prog} --help.")
     given = token.partition("=")[0]
     near = difflib.get_close_matches(given, [spelled(f.name) for f in dataclasses.fields(options)], n=1, cutoff=0.7)
     hint = f"did you mean {near[0]}?" if near else f"see {prog} --help."
-    raise InvalidInput(f"{given} is not an option of {prog}; {hint}")
+    raise tc.InvalidInput(f"{given} is not an option of {prog}; {hint}")
 
 
 def _complain(options: type, arguments: Sequence[str], message: str, prog: str) -> NoReturn:
@@ -225,10 +213,8 @@ def _complain(options: type, arguments: Sequence[str], message: str, prog: str) 
     for field in dataclasses.fields(options):
         option = spelled(field.name)
         if re.search(rf"{re.escape(option)}(?![\w-])", text):
-            expected = _expected(types[field.name])
-            given = _given(arguments, option)
-            raise InvalidInput(f"{option} got {given}; expected {expected}.")
-    raise InvalidInput(f"{text[:200].rstrip('. ')}; see {prog} --help.")
+            raise tc.InvalidInput(f"{option} got {_given(arguments, option)}; expected {_expected(types[field.name])}.")
+    raise tc.InvalidInput(f"{text[:200].rstrip('. ')}; see {prog} --help.")
 
 
 def _given(arguments: Sequence[str], option: str) -> str:
@@ -261,18 +247,17 @@ def choose(name: str, names: Iterable[str], what: str) -> None:
     if name not in (known := list(names)):
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}."
-        raise InvalidInput(f"{name!r} is not {what}; {hint}")
+        raise tc.InvalidInput(f"{name!r} is not {what}; {hint}")
 
 
 def hand_over(package: str, commands: Mapping[str, str], name: str, arguments: Sequence[str], what: str) -> int:
-    """Run the command of that name, which is a module of the package; returns the exit code."""
+    """Run the command of that name, a module of the package; returns the exit code, which is 0 where its `main` names none."""
     choose(name, commands, spoken(what))
     module = importlib.import_module(f"{package}.{name}")
     try:
-        code: int = module.main(arguments)
-    except InvalidInput as error:
-        raise InvalidInput(in_options(str(error), getattr(module, "Options", None))) from error
-    return code
+        return module.main(arguments) or 0
+    except tc.InvalidInput as error:
+        raise tc.InvalidInput(in_options(str(error), getattr(module, "Options", None))) from error
 
 
 def hand_to_part(package: str, parts: Mapping[str, str], usual: str, arguments: Sequence[str]) -> int:
@@ -304,25 +289,25 @@ def guarded(key: str) -> bool:
     return issubclass(LEARNERS.get(key, Learner), Guarded)
 
 
-def has_margin(cmdp: LayeredCMDP) -> bool:
+def has_margin(cmdp: tc.LayeredCMDP) -> bool:
     """Whether some policy can be a baseline, in every CMDP of a batch."""
-    return bool((slater_gap(cmdp) > LEAST_MARGIN).all())
+    return bool((tc.slater_gap(cmdp) > LEAST_MARGIN).all())
 
 
-def protection(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
+def protection(key: str, cmdp: tc.LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
     """What a learner that is safe from the first episode is given: a baseline with a share of the Slater gap, and whose coins.
 
     `luck` is the `seed`, `first_run` and `distinct_runs` of the simulator; the CMDP is one for all runs or one a run.
     """
     if not guarded(key):
         return {}
-    gap = slater_gap(cmdp)
-    return {"baseline": baseline(cmdp, None if gap.isinf().all() else share * gap), **luck}
+    gap = tc.slater_gap(cmdp)
+    return {"baseline": tc.baseline(cmdp, None if gap.isinf().all() else share * gap), **luck}
 
 
-def told(key: str, cmdp: LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
+def told(key: str, cmdp: tc.LayeredCMDP, share: float, **luck: Any) -> dict[str, Any]:
     """All that the learner of that name cannot do without; the arguments are those of `protection`."""
-    gap = {"slater_gap": slater_gap(cmdp)} if key == "opt-primal-dual" else {}
+    gap = {"slater_gap": tc.slater_gap(cmdp)} if key == "opt-primal-dual" else {}
     return {**gap, **protection(key, cmdp, share, **luck)}
 
 
@@ -332,9 +317,9 @@ def check_settings(learner: str, typed: set[str], names: Sequence[str], taken: s
     for name in names:
         if name in typed and name not in taken:
             own = ", ".join(spelled(other) for other in names if other in taken) or "none of these settings"
-            raise InvalidInput(f"{spelled(name)} is not a setting of {learner}, which takes {own}.")
+            raise tc.InvalidInput(f"{spelled(name)} is not a setting of {learner}, which takes {own}.")
     if "baseline_share" in typed and not guarded(learner):
-        raise InvalidInput(f"--baseline-share belongs to s-ops, ma-ops and dope, and --learner is {learner}.")
+        raise tc.InvalidInput(f"--baseline-share belongs to s-ops, ma-ops and dope, and --learner is {learner}.")
 
 
 def in_options(sentence: str, options: type | None) -> str:
@@ -348,17 +333,10 @@ def in_options(sentence: str, options: type | None) -> str:
 COPIES = 12
 
 
-def bytes_per_run(layout: Layout, constraints: int, points: int) -> int:
+def bytes_per_run(layout: tc.Layout, constraints: int, points: int) -> int:
     """What one run of WC-OPS takes at its peak, about: its tensors, those of the projection, and its curves."""
     transitions, pairs = layout.transition_mask().numel(), layout.pair_mask().numel()
     return 8 * (COPIES * transitions + COPIES * (constraints + 2) * pairs + points * (4 + 3 * constraints))
-
-
-def memory_of(device: torch.device) -> int:
-    """How many bytes a device has in all."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def play_split(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+import torch
 
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.distributed import local_device, process_rank
-from torchcmdp.learners import LEARNERS, Learner
 
 from . import program
 from .program import Count, NotNegative, Positive, Share, spelled, with_interval
-from .verdict import BASELINE_GIVEN, ranking, sentences
+from .verdict import BASELINE_GIVEN, COLUMNS, ends, ranking, sentences
 
 SETTINGS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale", "confidence", "solver")
 PRACTICAL = "wc-ops-practical"
@@ -26,18 +27,8 @@ COMPARED = ("wc-ops", PRACTICAL, "opt-cmdp", "opt-primal-dual", "s-ops")
 ALONE, TOGETHER = 20_000, 2_000
 
 
-class Import(NamedTuple):
-    """How a Gymnasium environment is made into a CMDP: which cost, and by default how many steps and how much of it."""
-
-    cost: str
-    steps: int
-    budget: float
-
-
-IMPORTS = {
-    "FrozenLake-v1": Import("fell_in_a_hole", steps=20, budget=0.05),
-    "CliffWalking-v1": Import("fell_off_the_cliff", steps=14, budget=0.1),
-}
+# How a Gymnasium environment is made into a CMDP: which cost, and by default how many steps and how much of it.
+IMPORTS = {"FrozenLake-v1": ("fell_in_a_hole", 20, 0.05), "CliffWalking-v1": ("fell_off_the_cliff", 14, 0.1)}
 
 
 @dataclass
@@ -150,7 +141,7 @@ def label_of(name: str) -> str:
     """What a player is called in tables and figures, which say of those with a baseline that they have one."""
     if name == PRACTICAL:
         return "WC-OPS practical"
-    return f"{LEARNERS[name].name}{BASELINE_GIVEN if program.guarded(name) else ''}"
+    return f"{tc.LEARNERS[name].name}{BASELINE_GIVEN if program.guarded(name) else ''}"
 
 
 def play(options: Options, name: str, cmdp: tuple[tc.LayeredCMDP, Any], folder: Path, shown: Any = None) -> tc.RunResult:
@@ -165,13 +156,12 @@ def play(options: Options, name: str, cmdp: tuple[tc.LayeredCMDP, Any], folder: 
 def _report(options: Options, folder: Path, results: dict[str, tc.RunResult], cmdp: tc.LayeredCMDP, imported: Any) -> None:
     """The table, the figures, and TensorBoard's page about the whole experiment."""
     if options.learner:
-        path, (result,) = folder / "summary.txt", results.values()
-        text = words = summary(result, cmdp, imported)
-        words = f"```\n{words}\n```"  # as Markdown
+        path, text = folder / "summary.txt", summary(*results.values(), cmdp, imported)
+        words = f"```\n{text}\n```"  # as Markdown
     else:
         path, text = folder / "summary.md", "\n\n".join([ranking(results), " ".join(sentences(results)), _about(options, cmdp)])
         words = text
-    figures = plotting.figures(results)
+    figures = tc.plotting.figures(results)
     pictures = ", ".join(str(folder / f"{name}.png") for name in figures)
     program.publish(path, text, f"Pictures, also as PDF: {pictures}\n{program.look_at(options.logdir)}", figures)
     settings = "\n".join(f"| {field.name} | `{getattr(options, field.name)}` |" for field in fields(options))
@@ -204,21 +194,21 @@ def make_cmdp(options: Options) -> tuple[tc.LayeredCMDP, Any]:
         return tc.random_cmdp(*size, options.seed, dtype=dtype, device=device), None
     from torchcmdp.adapters import tabular  # only those who ask for Gymnasium need it
 
-    usual = IMPORTS[options.env]
-    size = (options.steps or usual.steps, getattr(tabular, usual.cost), options.budget or usual.budget)
+    cost, steps, budget = IMPORTS[options.env]
+    size = (options.steps or steps, getattr(tabular, cost), options.budget or budget)
     imported = tabular.from_gymnasium(options.env, *size, dtype=dtype, device=device)
     return imported.cmdp, imported
 
 
 def build(
     options: Options, name: str, cmdp: tc.LayeredCMDP, imported: Any, runs: int, first_run: int = 0
-) -> tuple[Learner, tc.Simulator]:
+) -> tuple[tc.Learner, tc.Simulator]:
     """The learner of that name, and the simulator, of some runs in what `make_cmdp` gave."""
     costs = tc.Bernoulli(cmdp.costs, low=-1) if imported is None else imported.cost_process()
     env = tc.Simulator(cmdp, rewards=tc.Bernoulli(cmdp.rewards), costs=costs, runs=runs, seed=options.seed, first_run=first_run)
     settings = {name: value for name, value in program.changed(options).items() if name in SETTINGS}
     settings |= program.told(name, cmdp, options.baseline_share, seed=options.seed, first_run=first_run)
-    kind: Any = tc.WCOPS.practical if name == PRACTICAL else LEARNERS[name]
+    kind: Any = tc.WCOPS.practical if name == PRACTICAL else tc.LEARNERS[name]
     size = (cmdp.layout, cmdp.constraints, options.episodes or ALONE, options.delta, runs)
     return kind(*size, **settings, dtype=cmdp.dtype, device=cmdp.device), env
 
@@ -227,9 +217,7 @@ def summary(result: tc.RunResult, cmdp: tc.LayeredCMDP, imported: Any = None) ->
     """The table a person reads first: final values with their 95% intervals over runs, and what they are measured against."""
     value, slater = float(tc.safe_optimum(cmdp).value), float(tc.slater_gap(cmdp))
     rows = [("after episode", f"{int(result.episodes[-1]):,}")]
-    for name in ("regret", "violation", "positive_violation"):
-        rows.append((name.replace("_", " "), with_interval(getattr(result, name)[:, -1])))
-    rows.append(("unsafe episodes", with_interval(result.unsafe_share[:, -1], ".1%")))
+    rows += [(column, with_interval(ends(result, column), form)) for column, form in COLUMNS.items()]
     rows.append(("safe optimum per episode", f"{value:.4f}" if cmdp.units is None else f"{value:.4f} in normal form"))
     if imported is not None:
         rows.append(("its return in the environment", f"{imported.environment_return(value):.4f}"))
@@ -248,12 +236,11 @@ def _check_memory(options: Options, cmdp: tc.LayeredCMDP) -> float:
     """About how many GiB the runs take; refused if that is more than the device has."""
     points = min(200 if options.log_every is None else (options.episodes or ALONE) // options.log_every, 10_000)
     size = options.runs * program.bytes_per_run(cmdp.layout, cmdp.constraints, points) / 2**30
-    room = program.memory_of(cmdp.device) / 2**30
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = (torch.cuda.mem_get_info(cmdp.device)[1] if cmdp.device.type == "cuda" else physical) / 2**30
     if size > room:
-        raise tc.InvalidInput(
-            f"--runs is {options.runs:,}; so many runs take about {size:,.3g} GiB, and this device has {room:.3g} GiB; take fewer, "
-            "or smaller --widths."
-        )
+        need = f"so many runs take about {size:,.3g} GiB, and this device has {room:.3g} GiB"
+        raise tc.InvalidInput(f"--runs is {options.runs:,}; {need}; take fewer, or smaller --widths.")
     return size
 
 
@@ -262,9 +249,10 @@ def _check(options: Options, typed: set[str]) -> Path:
 
     An option that was typed and that a learner does not have is refused even at its default.
     """
-    foreign = ("steps", "budget") if options.env == "random" else ("widths", "actions", "constraints")
-    for name in filter(typed.__contains__, foreign):
-        owner = "a Gymnasium environment, such as --env FrozenLake-v1" if options.env == "random" else "--env random"
+    foreign, owner = ("widths", "actions", "constraints"), "--env random"
+    if options.env == "random":
+        foreign, owner = ("steps", "budget"), "a Gymnasium environment, such as --env FrozenLake-v1"
+    if name := next(filter(typed.__contains__, foreign), None):
         raise tc.InvalidInput(f"{spelled(name)} belongs to {owner}, and --env is {options.env}.")
     if options.learner:  # what is practical about the practical one are its own constants
         program.check_settings(options.learner, typed, SETTINGS, {"solver"} if options.learner == PRACTICAL else None)

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp import plotting
 from torchcmdp.metrics import worst_constraint
 from torchcmdp.nn import SafeOccupancy
 from torchcmdp.occupancy import expected_value
 
-from .comparison import Curves, SeedNetworks, learn, rounded
+from .comparison import REWARD, UNSAFE, Curves, SeedNetworks, learn, rounded
 from .program import Count, Positive, begin, look_at, publish, table
 
 METHODS = ("shield", "penalty", "unprotected")
@@ -50,14 +49,13 @@ class Options:
     logdir: str = "runs"  # Folder of all experiments; point TensorBoard at it.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Train all three and write what came of it; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Train all three and write what came of it."""
     options, folder = begin(Options, arguments, "shield")
     cmdp = tc.random_cmdp(seed=options.seed)
     curves = {method: train(method, cmdp, options, folder / method) for method in METHODS}
     where = f"Curves: {folder / 'shield.png'}; {look_at(options.logdir)}"
-    publish(folder / "shield.md", report(curves, cmdp), where, plotting.draw(panels(curves)))
-    return 0
+    publish(folder / "shield.md", report(curves, cmdp), where, tc.plotting.draw(panels(curves)))
 
 
 def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | None) -> Curves:
@@ -83,22 +81,22 @@ def train(method: str, cmdp: tc.LayeredCMDP, options: Options, folder: Path | No
             loss = loss + (multipliers * costs).sum(-1)
             multipliers = (multipliers + options.multiplier_rate * costs.detach()).clamp_min(0)
         unsafe = worst_constraint(costs).clamp_min(0)
-        return loss, lambda: {"Metrics/EpRet": expected_value(cmdp.rewards, occupancy), "Violation/positive": unsafe}
+        return loss, lambda: {REWARD: expected_value(cmdp.rewards, occupancy), UNSAFE: unsafe}
 
     return learn(network, options, POINTS, method, folder, play, each=batch)
 
 
-def panels(curves: dict[str, Curves]) -> list[plotting.Panel]:
+def panels(curves: dict[str, Curves]) -> list[tc.plotting.Panel]:
     """What the three earned, and how unsafe they were, over the episodes played."""
     drawn = []
     for tag, pick, label, words in (
-        ("Metrics/EpRet", max, "expected reward an episode", "earns most, {:.2f}"),
-        ("Violation/positive", min, "violation an episode (cost)", "violates least, {:.2g}"),
+        (REWARD, max, "expected reward an episode", "earns most, {:.2f}"),
+        (UNSAFE, min, "violation an episode (cost)", "violates least, {:.2g}"),
     ):
         best, mean = pick(((name, float(curve[tag].mean())) for name, curve in curves.items()), key=lambda pair: pair[1])
         values = {name: (curve.steps, curve[tag]) for name, curve in curves.items()}
         finding = f"While training {best} {words.format(mean)} an episode"
-        drawn.append(plotting.Panel(values, label, finding, xlabel="episodes played by each network"))
+        drawn.append(tc.plotting.Panel(values, label, finding, xlabel="episodes played by each network"))
     return drawn
 
 
@@ -119,7 +117,7 @@ def report(curves: dict[str, Curves], cmdp: tc.LayeredCMDP) -> str:
     """The table and what to read it against."""
     rows = []
     for name, curve in curves.items():
-        reward, unsafe = curve["Metrics/EpRet"], curve["Violation/positive"]
+        reward, unsafe = curve[REWARD], curve[UNSAFE]
         last = slice(-max(1, reward.shape[1] // 10), None)
         columns = (reward, unsafe, reward[:, last], unsafe[:, last], (unsafe > 1e-6).double())
         rows.append([name, *[rounded(column.mean(1)) for column in columns]])

@@ -122,8 +122,8 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
                 sound = sound & value.isfinite()
             broken = broken + (~sound).sum()
             for tag, value in diagnostics.items():
-                worst, total = sums.get(tag, (value, torch.zeros_like(value)))
-                sums[tag] = torch.maximum(worst, value), total + value
+                before = sums.get(tag, torch.zeros_like(value))
+                sums[tag] = torch.maximum(before, value) if tag == "Solver/residual" else before + value
             tally.played += runs
     except Exception as error:  # whatever it is: counting it is what a soak is for
         tally.failures += runs
@@ -132,8 +132,8 @@ def soak(name: str, cmdps: tc.LayeredCMDP, options: Options) -> Tally:
     lost = ~(tracker.violation.isfinite().all(1) & tracker.reward.isfinite().all(1))
     tally.failures += int(broken) + int(lost.sum())
     if "Solver/residual" in sums:
-        tally.residual = float(sums["Solver/residual"][0].max())
-    tally.counts = {name: int(sums[tag][1].sum()) for name in COUNTED if (tag := f"Solver/{name}") in sums}
+        tally.residual = float(sums["Solver/residual"].max())
+    tally.counts = {name: int(sums[tag].sum()) for name in COUNTED if (tag := f"Solver/{name}") in sums}
     tally.seconds = time.perf_counter() - start
     return tally
 

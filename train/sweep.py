@@ -5,26 +5,28 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 import torchcmdp as tc
 from torchcmdp.distributed import local_device, process_rank
 from torchcmdp.events import EVENTS, HALF_WIDTH, RunWriter
-from torchcmdp.learners import LEARNERS
 from torchcmdp.plotting.results import unbeaten
+from torchcmdp.plotting.style import GREY, INK, PALETTE, SMALL, blank, cross, thousands, tidy, zero_line
 
 from . import program
 from .program import Count, NotNegative, Positive, Share, plus_minus
-from .sweep_figure import front_figure
 
 HYPERPARAMETERS = ("eta", "gamma", "bonus_scale", "radius_scale", "threshold_scale", "cap_scale")
 POINTS = 20
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 MEASURES = {"Regret/cumulative": "regret", "Violation/cumulative": "violation", "Violation/positive": "positive_violation"}
 # What else the table has of the learners that report it.
 SHARES = {"Solver/elastic": "elastic_fraction", "Learner/on_baseline": "baseline_fraction"}
@@ -84,15 +86,18 @@ def main(arguments: Sequence[str]) -> int:
     grid = make_grid(options, cmdp)
     if len(grid) < 2:
         raise tc.InvalidInput("there is one combination only; give an option several values, such as --eta 0.01 0.03 0.1.")
-    runs, size = len(grid) * options.seeds, program.bytes_per_run(cmdp.layout, cmdp.constraints, POINTS)
-    chunk = chunk_size(options, runs, size)
+    runs, size = len(grid) * options.seeds, program.bytes_per_run(cmdp.layout, cmdp.constraints, POINTS) / 2**30
+    if size > options.memory:
+        raise tc.InvalidInput(f"--memory {options.memory:g} GiB is too little for one run, which takes about {size:.2g} GiB.")
+    chunks = -(-runs // int(options.memory // size))
+    chunk = -(-runs // chunks)  # so that they are about alike
     leads = process_rank() == 0
     if leads:
         kept = ("memory", "name", "logdir", "device", "fresh")
         program.claim(folder, {name: value for name, value in asdict(options).items() if name not in kept}, options.fresh)
         print(
-            f"{LEARNERS[options.learner].name}, {len(grid)} combinations x {options.seeds} seeds = {runs:,} runs of "
-            f"{options.episodes:,} episodes, about {runs * size / 2**30:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most "
+            f"{tc.LEARNERS[options.learner].name}, {len(grid)} combinations x {options.seeds} seeds = {runs:,} runs of "
+            f"{options.episodes:,} episodes, about {runs * size:.2g} GiB, in {-(-runs // chunk)} chunk(s) of at most "
             f"{options.memory:g} GiB, into {folder}",
             file=sys.stderr,
         )
@@ -115,21 +120,10 @@ def make_grid(options: Options, cmdp: tc.LayeredCMDP) -> list[dict[str, float]]:
     return [dict(zip(names, combination, strict=True)) for combination in itertools.product(*values)]
 
 
-def chunk_size(options: Options, runs: int, size: int) -> int:
-    """How many runs to play at once, so that they fit the budget and the chunks are about alike."""
-    fitting = int(options.memory * 2**30 // size)
-    if fitting < 1:
-        need = size / 2**30
-        raise tc.InvalidInput(f"--memory {options.memory:g} GiB is too little for one run, which takes about {need:.2g} GiB.")
-    return -(-runs // -(-runs // fitting))
-
-
 def play(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: int, folder: Path) -> tc.RunResult:
     """Runs `first` to `first + runs - 1` of the sweep, divided over torchrun's processes if there are any."""
-    place = folder / "chunks" / f"{first}-{first + runs - 1}"
+    place, label = folder / "chunks" / f"{first}-{first + runs - 1}", f"runs {first} to {first + runs - 1}"
     leads, how = process_rank() == 0, {"fresh": options.fresh, "log_every": max(1, options.episodes // POINTS)}
-
-    label = f"runs {first} to {first + runs - 1}"
     with program.bar(None, label, total=options.episodes, unit="ep", disable=not leads) as shown:
         make = lambda count, offset: build(options, cmdp, grid, first + offset, count)  # noqa: E731
         result = program.play_split(make, runs, options.episodes, place, shown if leads else None, **how)
@@ -149,7 +143,7 @@ def build(options: Options, cmdp: tc.LayeredCMDP, grid: Grid, first: int, runs: 
     luck = {"seed": options.seed, "first_run": first, "distinct_runs": options.seeds}
     told = program.told(options.learner, cmdp, options.baseline_share, **luck)
     size = (cmdp.layout, cmdp.constraints, options.episodes, options.delta, runs)
-    return LEARNERS[options.learner](*size, **values, **told, **like), env
+    return tc.LEARNERS[options.learner](*size, **values, **told, **like), env
 
 
 def pareto_front(points: Tensor) -> list[int]:
@@ -176,23 +170,17 @@ def _report(folder: Path, options: Options, grid: Grid, results: Sequence[tc.Run
     program.write_table(folder / "sweep.csv", rows)
     swept = [name for name in grid[0] if len({point[name] for point in grid}) > 1]
     _write_tensorboard(folder, options, grid, swept, results[0].episodes, bands)
-    found = f"{len(front)} of {len(grid)} combinations are on the front: no other has both less regret and less violation."
+    cells = []  # the front from the safest to the most rewarding
+    for number, j in enumerate(front, 1):
+        values = [plus_minus(rows[j][name], rows[j][f"{name}_ci95"]) for name in MEASURES.values()]
+        cells.append([str(number), *[f"{rows[j][name]:g}" for name in swept], *values])
+    text = program.table([name.replace("_", " ") for name in ("", *swept, *MEASURES.values())], cells)
+    text += f"\n\n{len(front)} of {len(grid)} combinations are on the front: no other has both less regret and less violation."
     where = f"All of them: {folder / 'sweep.csv'}; figure: {folder / 'front.png'}"
     where += f"\n{program.look_at(folder)}, tab HParams"
-    words = f"{LEARNERS[options.learner].name} after {options.episodes:,} episodes, "
+    words = f"{tc.LEARNERS[options.learner].name} after {options.episodes:,} episodes, "
     words += f"mean over {options.seeds} seeds and 95% intervals" if options.seeds > 1 else "one seed"
-    figure = front_figure(rows, front, swept, words)
-    program.publish(folder / "sweep.md", f"{_front_table(rows, front, swept)}\n\n{found}", where, {"front": figure})
-
-
-def _front_table(rows: Sequence[dict[str, Any]], front: Sequence[int], swept: Sequence[str]) -> str:
-    """The front from the safest to the most rewarding."""
-    header = ["", *swept, *MEASURES.values()]
-    cells = []
-    for number, j in enumerate(front):
-        values = [plus_minus(rows[j][name], rows[j][f"{name}_ci95"]) for name in MEASURES.values()]
-        cells.append([str(number + 1), *[f"{rows[j][name]:g}" for name in swept], *values])
-    return program.table([name.replace("_", " ") for name in header], cells)
+    program.publish(folder / "sweep.md", text, where, {"front": front_figure(rows, front, swept, words)})
 
 
 def _write_tensorboard(
@@ -212,3 +200,39 @@ def _write_tensorboard(
             writer.point(episode, row)
         writer.finish()
         writer.flush()
+
+
+def front_figure(rows: Sequence[Mapping[str, Any]], front: Sequence[int], swept: Sequence[str], words: str) -> Figure:
+    """Means and 95% intervals in the plane of violation and regret, and the staircase of the front, whose corners have numbers.
+
+    Colours stand for the first hyperparameter swept, shapes for the second; `words` say in small print who played, and how much.
+    """
+    figure = blank(7.6, 4.8)
+    axes = figure.add_subplot()
+    handles = [Line2D([], [], color=GREY, linewidth=1.2, drawstyle="steps-post", label="Pareto front")]
+    looks: list[dict[str, Any]] = [{"color": PALETTE[0], "fmt": MARKERS[0]} for _ in rows]
+    for name, kind, codes in zip(swept, ("color", "fmt"), (PALETTE, MARKERS), strict=False):
+        values = list(dict.fromkeys(row[name] for row in rows))
+        for value, code in zip(values, itertools.cycle(codes), strict=False):
+            label, shown = f"{name.replace('_', ' ')} {value:g}", {"color": GREY, "fmt": "o", kind: code}
+            handles.append(Line2D([], [], linestyle="none", markersize=6, label=label, color=shown["color"], marker=shown["fmt"]))
+            for row, look in zip(rows, looks, strict=True):
+                look[kind] = code if row[name] == value else look[kind]
+    for j, (row, look) in enumerate(zip(rows, looks, strict=True)):
+        size = {"markersize": 7, "alpha": 1.0, "zorder": 4} if j in front else {"markersize": 5, "alpha": 0.55, "zorder": 3}
+        place = (row["violation"], row["regret"], row["violation_ci95"], row["regret_ci95"])
+        cross(axes, *place, look["color"], fmt=look["fmt"], **size)
+    x, y = ([rows[j][name] for j in front] for name in ("violation", "regret"))
+    axes.step(x, y, where="post", color=GREY, linewidth=1.2, zorder=2)
+    bold: dict[str, Any] = {"fontsize": 9, "color": INK, "fontweight": "bold", "zorder": 5}
+    for number, corner in enumerate(zip(x, y, strict=True), 1):
+        axes.annotate(str(number), corner, (6, 6), textcoords="offset points", **bold)
+    axes.margins(0.08)
+    for axis in (axes.xaxis, axes.yaxis):
+        thousands(axis, 6)
+    if axes.get_ylim()[0] < 0:
+        zero_line(axes)
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=SMALL, frameon=False, labelcolor=INK)
+    title = f"{len(front)} of {len(rows)} combinations are beaten by no other in both regret and violation"
+    tidy(axes, "cumulative violation (cost)", "cumulative regret (reward)", title, words)
+    return figure

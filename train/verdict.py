@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.metrics import mean_and_interval
 
-from .program import table, with_interval
+from .program import mean_and_half, table, with_interval
 
 # Columns, all the smaller the better, and how their numbers are written.
 COLUMNS = {"regret": ",.1f", "violation": ",.1f", "positive violation": ",.1f", "unsafe episodes": ".1%"}
@@ -50,19 +49,13 @@ def least(results: Results, column: str) -> str:
 
 def difference(results: Results, one: str, other: str, column: str) -> tuple[float, float]:
     """The 95% interval of the first's total minus the second's, run by run, since runs of a number share their random numbers."""
-    values = ends(results[one], column) - ends(results[other], column)
-    mean, half = (float(x) for x in mean_and_interval(values))
+    mean, half = mean_and_half(ends(results[one], column) - ends(results[other], column))
     return (mean - half, mean + half) if half == half else (mean, mean)
 
 
 def at_most(results: Results, one: str, other: str, column: str) -> bool:
     """Whether nothing speaks for the first having more than the second."""
     return one == other or difference(results, one, other, column)[0] <= 0
-
-
-def alike(results: Results, best: str, column: str) -> list[str]:
-    """Who cannot be told from the best."""
-    return [label for label in results if label != best and difference(results, best, label, column)[1] >= 0]
 
 
 def sentences(results: Results) -> list[str]:
@@ -109,13 +102,11 @@ def _pair(results: Results, when: str) -> list[str]:
 
 def _safest(results: Results, when: str) -> str:
     safest = least(results, "positive violation") or next(iter(results))
-    equals = alike(results, safest, "positive violation")
+    equals = [label for label in results if label != safest and difference(results, safest, label, "positive violation")[1] >= 0]
     doubt = f" ({_join(equals)} cannot be told from it)" if equals and len(next(iter(results.values())).regret) > 1 else ""
-    return (
-        f"{when}{safest} broke the constraints least{doubt}: positive violation "
-        f"{_number(results, safest, 'positive violation')}, unsafe in {_number(results, safest, 'unsafe episodes')} of episodes, "
-        f"regret {_number(results, safest, 'regret')}."
-    )
+    violation, unsafe, regret = (_number(results, safest, x) for x in ("positive violation", "unsafe episodes", "regret"))
+    what = f"positive violation {violation}, unsafe in {unsafe} of episodes, regret {regret}"
+    return f"{when}{safest} broke the constraints least{doubt}: {what}."
 
 
 def _keenest(results: Results, safest: str, keenest: str) -> str:

@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchcmdp.layout import Layout
-from torchcmdp.occupancy import flow_residual, interval_residual
-from torchcmdp.projection import Newton, ProjectionResult, project
+import torchcmdp as tc
 from torchcmdp.projection.torch_multipliers import units
-from torchcmdp.safe_set import SafeSet
 from torchcmdp.solver import BACKENDS
-from torchcmdp.status import Status
 
 from ..program import Count, Whole, bar, choose, collect, parse
 
@@ -42,12 +38,12 @@ class Options:
     derivatives: bool = False  # Count those whose derivatives are not finite, or differ between forward and reverse mode.
 
 
-def wild_instances(seed: int, batch: int) -> tuple[Tensor, SafeSet]:
+def wild_instances(seed: int, batch: int) -> tuple[Tensor, tc.SafeSet]:
     """Log references and safe sets over all sizes and degenerate shapes: see the branches for what is in the bag."""
     rng = np.random.default_rng(seed)
     layers, actions = rng.integers(1, 6), int(rng.integers(1, 5))
     m = int(rng.choice([0, 1, 2, 3, 6, 20, 50], p=[0.1, 0.3, 0.25, 0.15, 0.1, 0.07, 0.03]))
-    layout = Layout((1, *rng.integers(1, 6, size=layers - 1), 1), actions)
+    layout = tc.Layout((1, *rng.integers(1, 6, size=layers - 1), 1), actions)
     real, pairs = layout.transition_mask().numpy(), layout.pair_mask().numpy()
     shape = (batch, *layout.transition_shape)
     kernel = (rng.gamma(rng.choice([0.05, 0.3, 1.0]), size=shape) + 1e-300) * real
@@ -75,7 +71,7 @@ def wild_instances(seed: int, batch: int) -> tuple[Tensor, SafeSet]:
         costs = np.abs(costs) * rng.choice([1, 1e-3, 0])
     costs = np.clip(costs, -1, 1) * pairs
     tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in (log_reference, lower, upper, costs)]
-    return tensors[0], SafeSet(layout, *tensors[1:])
+    return tensors[0], tc.SafeSet(layout, *tensors[1:])
 
 
 def wrong(seed: int, backend: str, counted: Counter[str]) -> int:
@@ -83,21 +79,21 @@ def wrong(seed: int, backend: str, counted: Counter[str]) -> int:
     log_reference, safe_set = wild_instances(seed, BATCH)
     generator = torch.Generator().manual_seed(seed)
     unit = 10 ** (18 * torch.rand(BATCH, safe_set.constraints, 1, 1, 1, generator=generator, dtype=torch.float64) - 12)
-    safe_set = SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs * unit)
+    safe_set = tc.SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs * unit)
     loss = torch.zeros(safe_set.layout.pair_shape, dtype=torch.float64)
-    result = project(loss, None, safe_set, 1.0, log_reference=log_reference, solver=Newton(backend=backend))
-    counted.update(Status(code).name.lower() for code in result.status.tolist())  # type: ignore[call-arg]
+    result = tc.project(loss, None, safe_set, 1.0, log_reference=log_reference, solver=tc.Newton(backend=backend))
+    counted.update(tc.Status(code).name.lower() for code in result.status.tolist())  # type: ignore[call-arg]
     q = result.occupancy
     used = (safe_set.costs * q.sum(-1).unsqueeze(1)).sum(dim=(2, 3, 4)) / units(safe_set.costs)
     violation = torch.nn.functional.pad(used, (0, 1)).amax(1)
-    residual = torch.maximum(flow_residual(q), interval_residual(q, safe_set.lower, safe_set.upper))
-    solved, elastic = result.status == Status.SOLVED, result.status == Status.ELASTIC
+    residual = torch.maximum(tc.flow_residual(q), tc.interval_residual(q, safe_set.lower, safe_set.upper))
+    solved, elastic = result.status == tc.Status.SOLVED, result.status == tc.Status.ELASTIC
     right = (solved & (violation <= 1e-9)) | (elastic & (violation > 1e-9))
     right &= (residual <= 1e-9) & q.flatten(1).isfinite().all(1) & ~result.log_occupancy.flatten(1).isnan().any(1)
     return int((~right).sum())
 
 
-def wild_units(seed: int, batch: int) -> tuple[Tensor, SafeSet]:
+def wild_units(seed: int, batch: int) -> tuple[Tensor, tc.SafeSet]:
     """`wild_instances` with costs of every unit from 1e-12 to 1e6, references to 1e-300 and losses to 1e4."""
     log_reference, safe_set = wild_instances(seed, batch)
     rng = np.random.default_rng(seed)
@@ -105,7 +101,7 @@ def wild_units(seed: int, batch: int) -> tuple[Tensor, SafeSet]:
     loss = torch.from_numpy(10.0 ** rng.uniform(-2, 4, size=(batch, 1, 1, 1, 1)) * rng.uniform(size=(*log_reference.shape[:-1], 1)))
     rare = torch.from_numpy(rng.uniform(size=log_reference.shape) < 0.1)
     wild = torch.where(rare, -690.0, log_reference) - loss * (seed % 2)
-    return wild, SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs * unit)
+    return wild, tc.SafeSet(safe_set.layout, safe_set.lower, safe_set.upper, safe_set.costs * unit)
 
 
 def derivatives_disagree(seed: int, batch: int, backend: str = "auto") -> int:
@@ -116,8 +112,10 @@ def derivatives_disagree(seed: int, batch: int, backend: str = "auto") -> int:
     primals = (log_reference.clamp_min(-700), safe_set.lower, safe_set.upper, safe_set.costs)
     zero = torch.zeros(layout.pair_shape, dtype=torch.float64)
 
-    def function(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> ProjectionResult:
-        return project(zero, None, SafeSet(layout, lower, upper, costs), 1.0, log_reference=target, solver=Newton(backend=backend))
+    def function(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor) -> tc.ProjectionResult:
+        return tc.project(
+            zero, None, tc.SafeSet(layout, lower, upper, costs), 1.0, log_reference=target, solver=tc.Newton(backend=backend)
+        )
 
     leaves = [x.clone().requires_grad_() for x in primals]
     result = function(*leaves)

@@ -20,13 +20,16 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 import torchcmdp as tc
-from torchcmdp.errors import InvalidInput
-from torchcmdp.layout import Layout
+from torchcmdp.kernels import cuda
+from torchcmdp.kernels.projection import Limits, project_range
+from torchcmdp.kernels.pull import pull_range
+from torchcmdp.run.blocks import Blocks
 from torchcmdp.run.session import Session
 
 from ..program import Among, Count, Positive, Whole, bar, begin, publish, table
 from . import BenchOptions, median_seconds
 from .episode import play, session_of
+from .projection import Size, capture
 
 KERNELS = ("projection", "pull", "episode")
 MISSING = 'numba-cuda is not installed, without which no kernel becomes code for a GPU: pip install "torchcmdp[cuda]".'
@@ -70,12 +73,11 @@ class Code(NamedTuple):
     size: int
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the benchmark."""
     options, folder = begin(Options, arguments, "bench gpu")
-    Layout(options.widths, options.actions)  # refused here, and not after the other kernels have been compiled
+    tc.Layout(options.widths, options.actions)  # refused here, and not after the other kernels have been compiled
     publish(folder / "gpu.md", _static(options) if options.static else _timed(options))
-    return 0
 
 
 def session(options: Options, runs: int, device: str = "cpu") -> Session:
@@ -86,17 +88,12 @@ def session(options: Options, runs: int, device: str = "cpu") -> Session:
 
 def launched(name: str, options: Options, batch: int = 4) -> tuple[Any, tuple[Any, ...]]:
     """A kernel, and arguments like those that it is launched with."""
-    from torchcmdp.kernels import cuda
-    from torchcmdp.kernels.projection import Limits, project_range
-    from torchcmdp.kernels.pull import pull_range
-    from torchcmdp.run.blocks import Blocks
-
     if name == "episode":
         run = session(options, batch)
         blocks = Blocks(run.learner, run.env, run.tracker, run.diagnostics)
         packed, _, records = blocks.pack(1)
         return packed.face.play, blocks.gpu_arguments(packed, 1, records)
-    layout = Layout(options.widths, options.actions)
+    layout = tc.Layout(options.widths, options.actions)
     entries, pairs = layout.transition_mask().numel(), layout.pair_mask().numel()
     sizes = ((entries,), (entries,), (entries,), (options.constraints, pairs))
     inputs = tuple(torch.zeros(batch, *size, dtype=torch.float64) for size in sizes)
@@ -108,11 +105,9 @@ def launched(name: str, options: Options, batch: int = 4) -> tuple[Any, tuple[An
 
 def _static(options: Options) -> str:
     if importlib.util.find_spec("numba_cuda") is None:
-        raise InvalidInput(MISSING)
-    from torchcmdp.kernels import cuda
-
+        raise tc.InvalidInput(MISSING)
     if cuda.simulated():
-        raise InvalidInput("NUMBA_ENABLE_CUDASIM is set, and numba's simulator compiles nothing; unset it.")
+        raise tc.InvalidInput("NUMBA_ENABLE_CUDASIM is set, and numba's simulator compiles nothing; unset it.")
     made, mixtures, notes = [], [], set[str]()
     pairs = [(name, one) for name in options.kernels for one in options.architectures]
     for name, architecture in bar(pairs, "compiling for GPUs", leave=False):
@@ -157,11 +152,8 @@ def assemblers() -> Iterator[str]:
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         yield from map(str, sorted(Path(folder).glob("*/bin/ptxas")))
-    if found := shutil.which("ptxas"):
-        yield found
-    own = Path(os.environ.get("CUDA_HOME", "")) / "bin" / "ptxas"
-    if own.is_absolute() and own.exists():
-        yield str(own)
+    own = shutil.which("ptxas", path=str(Path(os.environ.get("CUDA_HOME", os.devnull)) / "bin"))
+    yield from filter(None, (shutil.which("ptxas"), own))
 
 
 def assembled(code: str, architecture: int, notes: set[str]) -> Code | None:
@@ -192,14 +184,12 @@ def told(report: str, size: int) -> Code:
     return Code(max(numbers(r"Used (\d+) registers")), stack, sum(stores), sum(loads), *rest, size)
 
 
-EXECUTABLE = 0x4  # of a section of an ELF file
-
-
 def code_size(cubin: bytes) -> int:
     """Bytes of instructions in machine code for a GPU, which is an ELF file of 64 bits."""
     table_at, each, count = struct.unpack_from("<Q", cubin, 40)[0], *struct.unpack_from("<HH", cubin, 58)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table_at + j * each) for j in range(count)]
-    return sum(size for _, _, flags, _, _, size in sections if flags & EXECUTABLE)
+    executable = 0x4
+    return sum(size for _, _, flags, _, _, size in sections if flags & executable)
 
 
 COUNTED = ("own loads", "own stores", "shared loads", "exp", "log", "sqrt")
@@ -217,11 +207,9 @@ def _counted(options: Options) -> Iterator[list[str]]:
 def _timed(options: Options) -> str:
     """Microseconds an instance, or a run and episode, on the GPU and on the CPU."""
     if importlib.util.find_spec("numba_cuda") is None:
-        raise InvalidInput(MISSING)
-    from torchcmdp.kernels import cuda
-
+        raise tc.InvalidInput(MISSING)
     if not torch.cuda.is_available() or cuda.simulated() or not cuda.usable():
-        raise InvalidInput(NO_GPU)
+        raise tc.InvalidInput(NO_GPU)
     rows = []
     for name, batch in bar([(name, batch) for name in options.kernels for batch in options.batches], "timing", leave=False):
         there, here = (_microseconds(name, batch, device, options) for device in ("cuda", "cpu"))
@@ -231,8 +219,6 @@ def _timed(options: Options) -> str:
 
 
 def _microseconds(name: str, batch: int, device: str, options: Options) -> float:
-    from .projection import Size, capture
-
     if name == "episode":
         run, least = session(options, batch, device), 20
         return 1e6 * median_seconds(lambda: play(run, "auto", least, 0.0), 3, options.seconds) / batch / least

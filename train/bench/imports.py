@@ -40,8 +40,8 @@ def import_times(package: str) -> dict[str, tuple[int, int]]:
     return {match[3]: (int(match[1]), int(match[2])) for match in map(LINE.match, done.stderr.splitlines()) if match}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the benchmark."""
     options, folder = begin(Options, arguments, "bench imports")
     times = [(import_times("torch"), import_times("torchcmdp")) for _ in bar(range(options.repeats), "importing", leave=False)]
     torch, ours = zip(*times, strict=True)
@@ -49,11 +49,10 @@ def main(arguments: Sequence[str]) -> int:
     rows = [["torch", f"{base / 1e6:.2f}", "1.00"], ["torchcmdp", f"{whole / 1e6:.2f}", f"{whole / base:.2f}"]]
     own = {name: median(times[name][0] for times in ours if name in times) for name in ours[0].keys() - torch[0].keys()}
     slowest = sorted(own, key=lambda name: own[name], reverse=True)[:SHOWN]
-    report = table(["import", "seconds", "times torch"], rows, "imports") + "\n\n"
     slow = [[name, f"{own[name] / 1e3:.1f}"] for name in slowest]
-    report += table(["slowest beside torch's", "own ms"], slow, "slowest")
-    report += (
-        f"\n\nMedians of {options.repeats} processes. Aim: at most {AIM} times torch, {'met' if whole <= AIM * base else 'missed'}."
+    parts = (
+        table(["import", "seconds", "times torch"], rows, "imports"),
+        table(["slowest beside torch's", "own ms"], slow, "slowest"),
+        f"Medians of {options.repeats} processes. Aim: at most {AIM} times torch, {'met' if whole <= AIM * base else 'missed'}.",
     )
-    publish(folder / "imports.md", report)
-    return 0
+    publish(folder / "imports.md", "\n\n".join(parts))

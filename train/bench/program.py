@@ -9,9 +9,6 @@ from dataclasses import dataclass
 import torch
 
 import torchcmdp as tc
-from torchcmdp.learners import OptCMDP
-from torchcmdp.optimistic import optimistic_optimum
-from torchcmdp.safe_set import SafeSet
 
 from .. import extended_lp
 from ..program import Count, bar, begin, publish, table
@@ -39,19 +36,19 @@ class Options(BenchOptions):
     highs_instances: Count = 20  # Instances given to HiGHS; its time per instance is their mean.
 
 
-def instances(constraints: int, runs: int, episodes: int, seed: int) -> tuple[torch.Tensor, SafeSet]:
+def instances(constraints: int, runs: int, episodes: int, seed: int) -> tuple[torch.Tensor, tc.SafeSet]:
     """The programs of OptCMDP after some episodes, with its widths at a tenth so that the constraints matter."""
     cmdp = tc.random_cmdp((1, 4, 4, 4, 1), 3, constraints, seed)
     env = tc.Simulator(cmdp, tc.Bernoulli(cmdp.rewards), tc.Bernoulli(cmdp.costs, low=-1), runs=runs, seed=seed)
-    learner = OptCMDP(cmdp.layout, constraints, 10_000, runs=runs, bonus_scale=0.1, radius_scale=0.1)
+    learner = tc.OptCMDP(cmdp.layout, constraints, 10_000, runs=runs, bonus_scale=0.1, radius_scale=0.1)
     for _ in range(episodes):
         learner.update(env.rollout(learner.policy))
     return learner.program()
 
 
-def highs_seconds(rewards: torch.Tensor, safe_set: SafeSet, count: int) -> tuple[float, float]:
+def highs_seconds(rewards: torch.Tensor, safe_set: tc.SafeSet, count: int) -> tuple[float, float]:
     """Seconds per instance of HiGHS, and the largest difference between its values and ours."""
-    ours = optimistic_optimum(rewards, safe_set)
+    ours = tc.optimistic_optimum(rewards, safe_set)
     total, difference = 0.0, 0.0
     count = min(count, len(rewards))
     for j in range(count):
@@ -66,16 +63,16 @@ def highs_seconds(rewards: torch.Tensor, safe_set: SafeSet, count: int) -> tuple
     return total / count, difference
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the benchmark."""
     options, folder = begin(Options, arguments, "bench program")
     rows = []
     for m in bar(options.constraints, "timing", leave=False):
         rewards, safe_set = instances(m, max(options.batches), options.episodes, options.seed)
         rival, difference = highs_seconds(rewards, safe_set, options.highs_instances)
         for batch in options.batches:
-            part = SafeSet(safe_set.layout, safe_set.lower[:batch], safe_set.upper[:batch], safe_set.costs[:batch])
-            solve = lambda batch=batch, part=part, rewards=rewards: optimistic_optimum(rewards[:batch], part)  # noqa: E731
+            part = tc.SafeSet(safe_set.layout, safe_set.lower[:batch], safe_set.upper[:batch], safe_set.costs[:batch])
+            solve = lambda batch=batch, part=part, rewards=rewards: tc.optimistic_optimum(rewards[:batch], part)  # noqa: E731
             ours = median_seconds(solve, options.repeats) / batch
             ratio = rival / ours
             met = "" if batch < 128 else f" (aim {AIM}x: {'met' if ratio >= AIM else 'missed'})"
@@ -84,4 +81,3 @@ def main(arguments: Sequence[str]) -> int:
             rows.append([*row, f"{difference:.0e}"])
     header = ["m", "batch", "ours, us per instance", "HiGHS, us per instance", "faster", "policies tried", "largest difference"]
     publish(folder / "program.md", table(header, rows))
-    return 0

@@ -66,15 +66,14 @@ class Growth:
         return float(mean), float(half)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the benchmark."""
     options, folder = begin(Options, arguments, "bench scale")
     device = check_device(options.device)
     options.check_sizes(*DIRECTIONS)
     growths = {name: grow(name, options, device) for name in DIRECTIONS}
     where = f"Written to {folder / 'scale.md'}; figure: {folder / 'scale.png'}"
     publish(folder / "scale.md", report(growths), where, scale_figure(growths))
-    return 0
 
 
 def grow(name: str, options: Options, device: torch.device) -> Growth:

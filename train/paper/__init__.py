@@ -9,22 +9,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.synchronize import Event
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torchcmdp as tc
 from torchcmdp.distributed import Crew
-from torchcmdp.errors import InvalidInput, TorchCMDPError
 from torchcmdp.run.session import Session
 
-from ..program import Count, bar, choose, experiment_folder, interrupted, look_at, on_terminal, parse
+from ..program import Count, bar, begin, choose, interrupted, look_at, on_terminal
 from .experiment import Job, Outcome, play
 from .presets import PRESETS
+from .report import write_experiment, write_report
 
 EPISODES, QUICK_EPISODES = 10_000, 100
 INSTANCES, QUICK_INSTANCES = 20, 3
@@ -63,35 +64,38 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Run the experiments, or map the regimes; returns the exit code."""
     if arguments and arguments[0] == "regimes":
-        from . import regimes
+        from . import regimes  # which plays as this module does
 
         return regimes.main(arguments[1:])
     names, rest = _names(arguments)
-    options = parse(Options, rest, prog="python -m train paper")
-    instances = options.instances or (QUICK_INSTANCES if options.quick else INSTANCES)
-    for option, value in (("--runs", options.runs), ("--instances", instances)):
-        if value < 2:
-            raise InvalidInput(f"{option} is 1; the report needs intervals over {option[2:]}, and so at least 2.")
+    options, folder = begin(Options, rest, "paper", {})
+    instances = checked_instances(options, "the report needs")
     episodes = options.episodes or (QUICK_EPISODES if options.quick else EPISODES)
     if episodes < LEAST_EPISODES:
         sentence = f"the report compares how a run begins with how it ends, and needs at least {LEAST_EPISODES}."
-        raise InvalidInput(f"--episodes is {episodes}; {sentence}")
-    folder = experiment_folder(options.logdir, f"{options.name}-quick" if options.quick else options.name)
+        raise tc.InvalidInput(f"--episodes is {episodes}; {sentence}")
     jobs = [
         Job(name, family, episodes, instances, options.runs, folder / name, options.fresh)
         for name in names
         for family in PRESETS[name].families
     ]
-    outcomes = play_all(jobs, options.jobs or os.cpu_count() or 1, draw_experiment)
+    outcomes = play_all(jobs, options.jobs or os.cpu_count() or 1, write_experiment)
     if len(outcomes) < len(jobs) or not all(outcome.completed for outcome in outcomes):
         return interrupted("", options.fresh)
-    from .report import write_report
-
     command = " ".join(["python -m train paper", *arguments])
     report = folder / ("report.md" if len(names) == len(PRESETS) else "report-partial.md")  # a part never replaces the whole
     print(write_report(report, outcomes, command, INSTANCES))
     print(f"\nReport: {report}; figures and tables: {folder}/<experiment>/; {look_at(folder)}")
     return 0
+
+
+def checked_instances(options: Any, who: str) -> int:
+    """How many instances are asked for; refused where there would be no interval over them, or over runs."""
+    instances: int = options.instances or (QUICK_INSTANCES if options.quick else INSTANCES)
+    for option, value in (("--runs", options.runs), ("--instances", instances)):
+        if value < 2:
+            raise tc.InvalidInput(f"{option} is 1; {who} intervals over {option[2:]}, and so at least 2.")
+    return instances
 
 
 def _names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -102,15 +106,8 @@ def _names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         choose(name, PRESETS, "an experiment of the paper")
     for before, name in pairwise(arguments[split:]):
         if name in PRESETS and before not in ("--name", "--logdir"):
-            raise InvalidInput(f"{name} stands after an option; names of experiments come first, as in paper {name} --quick.")
+            raise tc.InvalidInput(f"{name} stands after an option; names of experiments come first, as in paper {name} --quick.")
     return names or list(PRESETS), list(arguments[split:])
-
-
-def draw_experiment(outcomes: Sequence[Outcome]) -> None:
-    """The figures and the summary of one experiment, whose outcomes differ in their family."""
-    from .report import write_experiment  # matplotlib is slow to import
-
-    write_experiment(outcomes[0].job.folder, outcomes)
 
 
 def play_all(jobs: Sequence[Job], workers: int, draw: Callable[[Sequence[Outcome]], None] | None = None) -> list[Outcome]:
@@ -122,49 +119,55 @@ def play_all(jobs: Sequence[Job], workers: int, draw: Callable[[Sequence[Outcome
         draw: Called, in one of them, with all outcomes of an experiment when they are there.
     """
     done: dict[int, Outcome] = {}
-    if min(workers, len(jobs)) == 1:
-        total = Progress(jobs)
+    context, alone = multiprocessing.get_context("spawn"), min(workers, len(jobs)) == 1
+    counter: Any = SimpleNamespace(value=0) if alone else context.Value("q", 0)
+    progress = Progress(jobs, counter)
+
+    def finished(j: int, outcome: Outcome) -> list[Outcome]:
+        """Note it; returns the outcomes of its experiment, which differ in their family, where it was the last to be drawn."""
+        done[j] = outcome
+        progress.finished(jobs[j])
+        own = [k for k, job in enumerate(jobs) if job.folder == jobs[j].folder and draw is not None]
+        return [done[k] for k in own] if all(k in done and done[k].completed for k in own) else []
+
+    if alone:
+
+        def beat(episodes: int) -> None:
+            counter.value += episodes
+            progress.show()
+
         for j, job in enumerate(jobs):
-            done[j] = play(job, total.beat)
-            if not done[j].completed:
-                return list(done.values())
-            total.finished(job)
-        for own in _experiments(jobs):
-            if draw is not None:
-                draw([done[j] for j in own])
+            outcome = play(job, beat)
+            if not outcome.completed:
+                return [*done.values(), outcome]
+            if (own := finished(j, outcome)) and draw is not None:
+                draw(own)
         return list(done.values())
     _compile_kernels()
+    stop = context.Event()
     # the workers share the cores among themselves, so that none of them needs more than one thread
     for variable in ("OMP_NUM_THREADS", "TORCHCMDP_THREADS"):
         os.environ.setdefault(variable, "1")
-    context = multiprocessing.get_context("spawn")
-    counter, stop = context.Value("q", 0), context.Event()
-    progress = Progress(jobs, counter)
     signal.signal(signal.SIGTERM, _on_termination)
     pool = ProcessPoolExecutor(min(workers, len(jobs)), context, _become_worker, (counter, stop))
     try:
         with _stopping(pool, stop):
             order = sorted(range(len(jobs)), key=lambda j: -jobs[j].total)
             futures = {pool.submit(_work, _play, jobs[j]): j for j in order}
-            drawn = []
-            for future in _as_completed(futures, progress):
-                done[futures[future]] = future.result()
-                progress.finished(jobs[futures[future]])
-                for own in _experiments(jobs) if draw is not None else ():
-                    if futures[future] in own and all(j in done and done[j].completed for j in own):
-                        drawn.append(pool.submit(_work, draw, [done[j] for j in own]))
+            drawn, pending = [], set(futures)
+            while pending:
+                ready, pending = wait(pending, timeout=0.5, return_when="FIRST_COMPLETED")
+                progress.show()
+                for future in ready:
+                    if own := finished(futures[future], future.result()):
+                        drawn.append(pool.submit(_work, draw, own))
             for figures in drawn:
                 figures.result()
     except KeyboardInterrupt:
         return []
     except BrokenProcessPool:
-        raise TorchCMDPError("a worker process was killed; the same command continues from the last checkpoints.") from None
+        raise tc.TorchCMDPError("a worker process was killed; the same command continues from the last checkpoints.") from None
     return [done[j] for j in sorted(done)]
-
-
-def _experiments(jobs: Sequence[Job]) -> list[list[int]]:
-    """Which jobs belong to one experiment, for every experiment."""
-    return [[j for j, job in enumerate(jobs) if job.folder == folder] for folder in dict.fromkeys(job.folder for job in jobs)]
 
 
 def _on_termination(number: int, frame: Any) -> NoReturn:
@@ -195,15 +198,6 @@ def _compile_kernels() -> None:
         learner = kind.for_env(env, horizon=2)
         learner.update(env.rollout(learner.policy))
         Session(learner, env, 1, 1, Crew(1, alone=True)).advance(1)
-
-
-def _as_completed(futures: Sequence[Future[Outcome]] | dict[Future[Outcome], int], progress: Progress) -> Iterator[Future[Outcome]]:
-    """The futures as they finish, with the progress shown in between."""
-    pending = set(futures)
-    while pending:
-        finished, pending = wait(pending, timeout=0.5, return_when="FIRST_COMPLETED")
-        progress.show()
-        yield from finished
 
 
 _counter: Any = None
@@ -259,34 +253,28 @@ class Progress:
 
     Args:
         jobs: All that is to be played.
-        counter: Episodes played so far by the workers; None where everything is played in this process.
+        counter: Episodes played so far, by whoever plays.
     """
 
-    def __init__(self, jobs: Sequence[Job], counter: Any = None) -> None:
-        self._counter, self._played, self._done = counter, 0, 0
+    def __init__(self, jobs: Sequence[Job], counter: Any) -> None:
+        self._counter, self._done = counter, 0
         self._total, self._started = sum(job.total for job in jobs), time.monotonic()
         self._bar = bar(None, "paper", total=self._total, unit="ep", smoothing=0.02)
 
-    def beat(self, episodes: int) -> None:
-        """More episodes were played in this process."""
-        self._played += episodes
-        self.show()
-
     def show(self) -> None:
         """Bring the bar up to date; what was read from disk counts when its job is done."""
-        played = self._played if self._counter is None else self._counter.value
-        now = min(max(played, self._done), self._total)
+        now = min(max(self._counter.value, self._done), self._total)
         self._bar.update(max(now - self._bar.n, 0))
 
     def finished(self, job: Job) -> None:
         """A job is done."""
         self._done += job.total
-        self._bar.set_postfix_str(f"{job.preset}, {job.family}", refresh=False)
+        what = f"{job.preset}, {job.family}"
+        self._bar.set_postfix_str(what, refresh=False)
         self.show()
         if not on_terminal():
             elapsed = time.monotonic() - self._started
             left = elapsed * (self._total - self._done) / self._done
-            words = f"{job.preset}, {job.family} constants: done after {elapsed:,.0f} s, about {left:,.0f} s left"
-            print(words, file=sys.stderr, flush=True)
+            print(f"{what} constants: done after {elapsed:,.0f} s, about {left:,.0f} s left", file=sys.stderr, flush=True)
         if self._done >= self._total:
             self._bar.close()

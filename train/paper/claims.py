@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.metrics import growth_exponent, mean_and_interval
 
+from ..program import mean_and_half
 from .experiment import OWN, Outcome
 from .presets import WC_OPS, preset_of
 
@@ -37,16 +37,8 @@ difference's interval above zero; and regret grows like sqrt(t) only where the p
 fails."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One claim in one experiment.
-
-    Attributes:
-        claim: What is claimed.
-        preset, family, sequence: Where it was tried.
-        numbers: What was measured.
-        verdict: Holds, does not hold, cannot tell.
-    """
+class Finding(NamedTuple):
+    """One claim in one experiment: where it was tried, what was measured, and whether it holds."""
 
     claim: str
     preset: str
@@ -58,14 +50,13 @@ class Finding:
 
 def findings(outcomes: Sequence[Outcome]) -> list[Finding]:
     """Every claim in every experiment that it is about."""
-    found = []
-    for outcome in outcomes:
-        job = outcome.job
-        for sequence in dict.fromkeys(sequence for sequence, _ in outcome.results):
-            results = {label: result for (where, label), result in outcome.results.items() if where == sequence}
-            rows = _claims(preset_of(job.preset).setting, results, job.instances)
-            found += [Finding(claim, job.preset, job.family, sequence, numbers, verdict) for claim, numbers, verdict in rows]
-    return found
+    return [
+        Finding(claim, job.preset, job.family, sequence, numbers, verdict)
+        for outcome in outcomes
+        for job in [outcome.job]
+        for sequence in dict.fromkeys(sequence for sequence, _ in outcome.results)
+        for claim, numbers, verdict in _claims(preset_of(job.preset).setting, outcome.of(sequence), job.instances)
+    ]
 
 
 def overall(rows: Sequence[Finding]) -> str:
@@ -73,8 +64,12 @@ def overall(rows: Sequence[Finding]) -> str:
     verdicts = [row.verdict for row in rows if row.sequence == OWN]
     if not verdicts:
         return "not run"
-    verdict = HOLDS if all(v == HOLDS for v in verdicts) else FAILS if FAILS in verdicts else UNDECIDED
-    return f"{verdict} ({verdicts.count(HOLDS)} of {len(verdicts)} hold, {verdicts.count(FAILS)} do not)"
+    return f"{together(verdicts)} ({verdicts.count(HOLDS)} of {len(verdicts)} hold, {verdicts.count(FAILS)} do not)"
+
+
+def together(verdicts: Collection[str]) -> str:
+    """The verdict on things that must all hold."""
+    return FAILS if FAILS in verdicts else HOLDS if set(verdicts) == {HOLDS} else UNDECIDED
 
 
 def by_instance(values: Tensor, instances: int) -> Tensor:
@@ -84,29 +79,22 @@ def by_instance(values: Tensor, instances: int) -> Tensor:
 
 def interval(values: Tensor, instances: int) -> str:
     """The mean of one value a run, `(instances x runs,)`, its half-width over instances, and over runs in brackets."""
-    mean, half = (float(x) for x in mean_and_interval(by_instance(values, instances)))
-    _, seeds = mean_and_interval(values.unflatten(0, (instances, -1)).mean(0))
-    return "undefined" if math.isnan(mean) else f"{mean:,.1f} +- {half:,.1f} ({float(seeds):,.1f})"
+    mean, half = mean_and_half(by_instance(values, instances))
+    _, seeds = mean_and_half(values.unflatten(0, (instances, -1)).mean(0))
+    return "undefined" if math.isnan(mean) else f"{mean:,.1f} +- {half:,.1f} ({seeds:,.1f})"
 
 
-def _decide(low: float, high: float, holds: bool, fails: bool) -> str:
-    if math.isnan(low) or math.isnan(high):
-        return UNDECIDED
+def _decide(holds: bool, fails: bool) -> str:
     return HOLDS if holds else FAILS if fails else UNDECIDED
 
 
-def _both(first: str, second: str) -> str:
-    """The verdict of two that must both hold."""
-    return FAILS if FAILS in (first, second) else HOLDS if first == second == HOLDS else UNDECIDED
-
-
 def _rule(word: str, low: float, high: float, margin: float) -> str:
-    """The verdict on a difference whose interval is (low, high)."""
+    """The verdict on a difference whose interval is (low, high); of what is not a number nothing can be told."""
     if word == "lower than":
-        return _decide(low, high, high < -margin, low > -margin)
+        return _decide(high < -margin, low > -margin)
     if word == "comparable to":
-        return _decide(low, high, high <= margin, low > margin)
-    return _decide(low, high, -margin <= low and high <= margin, low > margin or high < -margin)
+        return _decide(high <= margin, low > margin)
+    return _decide(-margin <= low and high <= margin, low > margin or high < -margin)
 
 
 def _curve(result: tc.RunResult, quantity: str) -> Tensor:
@@ -117,7 +105,7 @@ def _curve(result: tc.RunResult, quantity: str) -> Tensor:
 def _difference(ours: tc.RunResult, theirs: tc.RunResult, quantity: str, instances: int) -> tuple[str, float, float]:
     """What two runs end with, in words, and the interval of the difference over instances."""
     ends = [_curve(result, quantity)[:, -1] for result in (ours, theirs)]
-    mean, half = (float(x) for x in mean_and_interval(by_instance(ends[0] - ends[1], instances)))
+    mean, half = mean_and_half(by_instance(ends[0] - ends[1], instances))
     words = f"{interval(ends[0], instances)} against {interval(ends[1], instances)}"
     return f"{words}, difference {interval(ends[0] - ends[1], instances)}", mean - half, mean + half
 
@@ -138,19 +126,15 @@ def _against(results: Results, rival: str, quantity: str, word: str, instances: 
             # a NaN is no proof of safety either
             verdict = verdict if worse <= 0 else FAILS if worse > 0 else UNDECIDED
             numbers += f"; positive violation {words}"
-        yield f"{quantity} {word} {_possessive(label)}", numbers, verdict
-
-
-def _possessive(label: str) -> str:
-    name, _, mode = label.partition(", ")
-    return f"{name}'s, {mode}" if mode else f"{name}'s"
+        name, comma, mode = label.partition(", ")
+        yield f"{quantity} {word} {name}'s{comma}{mode}", numbers, verdict
 
 
 def _grows(results: Results, quantity: str, instances: int) -> Iterator[Row]:
     numbers, verdict = _growth(results[_US], quantity, instances)
     if "regret" in quantity:  # a learner that breaks the constraints can have any regret it likes
         words, safe = _growth(results[_US], "positive violation", instances)
-        numbers, verdict = f"{numbers}; positive violation: {words}", _both(verdict, safe)
+        numbers, verdict = f"{numbers}; positive violation: {words}", together((verdict, safe))
     yield f"{quantity} grows like sqrt(t)", numbers, verdict
 
 
@@ -160,9 +144,8 @@ def _growth(result: tc.RunResult, quantity: str, instances: int) -> tuple[str, s
     end, mean = interval(curve[:, -1], instances), float(curve[:, -1].mean())
     if mean <= 0:
         return f"ends at {end}", HOLDS
-    slope, half = (float(x) for x in growth_exponent(result.episodes, by_instance(curve, instances)))
-    low, high = slope - half, slope + half
-    verdict = _decide(low, high, high <= LARGEST_EXPONENT, low > LARGEST_EXPONENT)
+    slope, half = (float(x) for x in tc.growth_exponent(result.episodes, by_instance(curve, instances)))
+    verdict = _decide(slope + half <= LARGEST_EXPONENT, slope - half > LARGEST_EXPONENT)
     return f"exponent {slope:.2f} +- {half:.2f}, ends at {end}", verdict
 
 
@@ -175,10 +158,10 @@ def _simplex(results: Results, instances: int) -> Iterator[Row]:
     if float(first.max()) <= 0 and float(last.max()) <= 0:
         yield claim, f"{numbers}: never unsafe", HOLDS
         return
-    slope, half = (float(x) for x in growth_exponent(result.episodes, by_instance(unsafe, instances)))
-    mean, width = (float(x) for x in mean_and_interval(by_instance(last - first, instances)))
-    shrinks, below = mean + width < 0, slope + half < 1
-    verdict = _decide(slope, mean, shrinks and below, mean - width > 0 or slope - half >= 1)
+    slope, half = (float(x) for x in tc.growth_exponent(result.episodes, by_instance(unsafe, instances)))
+    mean, width = mean_and_half(by_instance(last - first, instances))
+    fails = not math.isnan(slope + mean) and (mean - width > 0 or slope - half >= 1)
+    verdict = _decide(mean + width < 0 and slope + half < 1, fails)
     yield claim, f"{numbers}, exponent {slope:.2f} +- {half:.2f}", verdict
 
 

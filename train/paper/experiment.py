@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.protocols import Axes
 
-from .presets import WC_OPS, Player, Preset, instances, learner, preset_of, processes, spread
+from .presets import WC_OPS, Player, instances, learner, preset_of, processes, spread
 
 OWN, REPLAY = "own sequence", "replay"
 POINTS = 100
@@ -22,25 +22,15 @@ POINTS = 100
 
 @dataclass(frozen=True)
 class Job:
-    """One experiment with one family of constants.
-
-    Attributes:
-        preset: Its name.
-        family: "theory", "practical", "small" or "tuned".
-        episodes: Of every run.
-        instances: How many CMDPs.
-        runs: Of each of them.
-        folder: Of the experiment: its learners' folders go into <family> and <family>-replay.
-        fresh: Forget what the folders hold.
-    """
+    """One experiment with one family of constants."""
 
     preset: str
-    family: str
-    episodes: int
-    instances: int
-    runs: int
-    folder: Path
-    fresh: bool
+    family: str  # "theory", "practical", "small" or "tuned"
+    episodes: int  # of every run
+    instances: int  # how many CMDPs
+    runs: int  # of each of them
+    folder: Path  # of the experiment: its learners' folders go into <family> and <family>-replay
+    fresh: bool  # forget what the folders hold
 
     @property
     def total(self) -> int:
@@ -52,22 +42,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job.
-
-    Attributes:
-        job: What was asked.
-        results: Sequence ("own sequence" or "replay") and label to what the learner's run measured.
-        policies: Label to the policies at the logging points, `(points x runs x L x S x A)`; of simplex experiments only.
-    """
+    """What came of a job."""
 
     job: Job
-    results: Mapping[tuple[str, str], tc.RunResult]
-    policies: Mapping[str, Tensor]
+    results: Mapping[tuple[str, str], tc.RunResult]  # by sequence and label
+    policies: Mapping[str, Tensor]  # by label, at the logging points, (points x runs x L x S x A); of simplex experiments only
 
     @property
     def completed(self) -> bool:
         """Whether every run was played to its end."""
         return all(result.completed for result in self.results.values())
+
+    def of(self, sequence: str) -> dict[str, tc.RunResult]:
+        """The results of one sequence by label."""
+        return {label: result for (where, label), result in self.results.items() if where == sequence}
 
 
 class RecordingSimulator(tc.Simulator):
@@ -109,23 +97,12 @@ class RecordingSimulator(tc.Simulator):
         super().load_state_dict(rest)
 
 
-@dataclass(frozen=True, eq=False)
 class Scene:
-    """The instances of a job, and what is played on them."""
+    """The instances of a job, and what is played on them; the arguments are those of `play`."""
 
-    job: Job
-    beat: Any = None
-    stopped: Callable[[], bool] = lambda: False
-
-    @cached_property
-    def preset(self) -> Preset:
-        """What the job plays."""
-        return preset_of(self.job.preset)
-
-    @cached_property
-    def drawn(self) -> tuple[tc.LayeredCMDP, list[int]]:
-        """Its CMDPs, one an instance, and their seeds."""
-        return _drawn(self.job.preset, self.job.instances)
+    def __init__(self, job: Job, beat: Any, stopped: Callable[[], bool]) -> None:
+        self.job, self.beat, self.stopped = job, beat, stopped
+        self.preset, self.drawn = preset_of(job.preset), _drawn(job.preset, job.instances)
 
     def processes(self, runs: int) -> tuple[tc.Process, tc.Process]:
         """Rewards and costs for so many runs."""
@@ -138,22 +115,35 @@ class Scene:
         if self.stopped():  # a signal that came with a run's last block has ended nothing
             raise KeyboardInterrupt
         job, cmdp = self.job, spread(self.drawn[0], runs)
-        seeds: dict[str, Any] = {"runs": job.instances * runs, "seed": self.preset.seed}
         every = max(10, job.episodes // POINTS)
-        if self.preset.setting == "simplex":
-            env: tc.Simulator = RecordingSimulator(cmdp, *feedback, **seeds, keep_every=every)
-        else:
-            env = tc.Simulator(cmdp, *feedback, **seeds)
-        who = learner(player, cmdp, job.family, job.episodes)
-        logdir = job.folder / folder / player.folder
-        return tc.run(
-            who, env, job.episodes, logdir, every, progress=False, fresh=job.fresh, images=False, on_progress=self.beat
-        ), env
+        kind = partial(RecordingSimulator, keep_every=every) if self.preset.setting == "simplex" else tc.Simulator
+        env = kind(cmdp, *feedback, runs=job.instances * runs, seed=self.preset.seed)
+        who, logdir = learner(player, cmdp, job.family, job.episodes), job.folder / folder / player.folder
+        how: dict[str, Any] = {"progress": False, "fresh": job.fresh, "images": False, "on_progress": self.beat}
+        return tc.run(who, env, job.episodes, logdir, every, **how), env
+
+    def record(self) -> list[Tensor | None] | None:
+        """The sequences that the adversary produces against a single run of WC-OPS on every instance, for all runs of it.
+
+        None where there was no adversary, and None in all if interrupted.
+        """
+        rewards, costs = (tc.Recorder(process, self.job.episodes) for process in self.processes(1))
+        result, _ = self.play(Player(WC_OPS.key, "recorded"), f"{self.job.family}-recording", 1, (rewards, costs))
+        if not result.completed:
+            return None
+        sources, runs = ((rewards, self.preset.rewards), (costs, self.preset.costs)), self.job.runs
+        return [who.sequence.repeat_interleave(runs, 1) if source.startswith("ogd") else None for who, source in sources]
+
+    def replay(self, sequences: list[Tensor | None]) -> tuple[tc.Process, tc.Process]:
+        """The recorded sequences where there was an adversary, and the same noise as ever where there was none."""
+        live = self.processes(self.job.runs)
+        rewards, costs = (own if kept is None else tc.Replay(kept) for own, kept in zip(live, sequences, strict=True))
+        return rewards, costs
 
 
 @lru_cache(maxsize=32)
 def _drawn(preset: str, count: int) -> tuple[tc.LayeredCMDP, list[int]]:
-    """The instances of an experiment, which are the same for every family: to find such as bind takes linear programs."""
+    """The CMDPs of an experiment and their seeds, the same for every family: to find such as bind takes linear programs."""
     return instances(preset_of(preset), count)
 
 
@@ -170,32 +160,9 @@ def play(job: Job, beat: Any = None, stopped: Callable[[], bool] = lambda: False
             policies[player.name] = env.policies[:, : job.runs]  # those of the first instance, which is drawn
         if not result.completed:
             return Outcome(job, results, policies)
-    if scene.preset.adaptive:
-        sequences = _record(scene)
-        for player in players if sequences else ():
-            feedback = _replay(scene, sequences)
-            results[REPLAY, player.name], _ = scene.play(player, f"{job.family}-replay", job.runs, feedback)
+    if scene.preset.adaptive and (sequences := scene.record()):
+        for player in players:
+            results[REPLAY, player.name], _ = scene.play(player, f"{job.family}-replay", job.runs, scene.replay(sequences))
             if not results[REPLAY, player.name].completed:
                 break
     return Outcome(job, results, policies)
-
-
-def _record(scene: Scene) -> tuple[Tensor | None, ...] | None:
-    """The sequences that the adversary produces against a single run of WC-OPS on every instance, written out for all runs of it.
-
-    None where there was no adversary, and None in all if interrupted.
-    """
-    recorders = [tc.Recorder(process, scene.job.episodes) for process in scene.processes(1)]
-    result, _ = scene.play(Player(WC_OPS.key, "recorded"), f"{scene.job.family}-recording", 1, (recorders[0], recorders[1]))
-    if not result.completed:
-        return None
-    sources = zip(recorders, (scene.preset.rewards, scene.preset.costs), strict=True)
-    runs = scene.job.runs
-    return tuple(who.sequence.repeat_interleave(runs, 1) if source.startswith("ogd") else None for who, source in sources)
-
-
-def _replay(scene: Scene, sequences: tuple[Tensor | None, ...]) -> tuple[tc.Process, tc.Process]:
-    """The recorded sequences where there was an adversary, and the same noise as ever where there was none."""
-    live = scene.processes(scene.job.runs)
-    rewards, costs = (own if kept is None else tc.Replay(kept) for own, kept in zip(live, sequences, strict=True))
-    return rewards, costs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.learners import LEARNERS, Learner
 
 # The families of constants: a multiple of the bonuses and of the transition radii, the same for every learner that has them.
 SCALES: Mapping[str, float] = {"theory": 1.0, "practical": 0.1, "small": 0.02}
@@ -38,24 +38,17 @@ ARM_COSTS = (-0.3, 0.7)  # of the safest and the least safe arm where there is a
 
 @dataclass(frozen=True)
 class Player:
-    """A learner in an experiment.
+    """A learner in an experiment."""
 
-    Attributes:
-        key: Its name in `LEARNERS`.
-        label: What its curve is called; the learner's own name by default.
-        options: Further arguments of its class, or of `WCOPS.scaled`.
-        families: With which constants it plays.
-    """
-
-    key: str
-    label: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    families: tuple[str, ...] = FAMILIES
+    key: str  # its name in `LEARNERS`
+    label: str = ""  # what its curve is called; the learner's own name by default
+    options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of its class, or of `WCOPS.scaled`
+    families: tuple[str, ...] = FAMILIES  # with which constants it plays
 
     @property
     def name(self) -> str:
         """What the player is called in figures and tables."""
-        return self.label or LEARNERS[self.key].name
+        return self.label or tc.LEARNERS[self.key].name
 
     @property
     def folder(self) -> str:
@@ -65,32 +58,23 @@ class Player:
 
 @dataclass(frozen=True)
 class Preset:
-    """One experiment: instances drawn from `random_cmdp` by its seed, where their rewards and costs come from, and who plays.
+    """One experiment: instances drawn from `random_cmdp` by its seed, where their rewards and costs come from, and who plays."""
 
-    Attributes:
-        setting: "stochastic", "adversarial-reward", "adversarial", "simplex" or "waking".
-        seed: Of the instances and of the runs.
-        players: In the order of the legend.
-        widths, actions, constraints: Of `random_cmdp`.
-        margin: By how much the safest policy is safe: the costs are shifted to this Slater gap, so that the constraints bind. Drawn
-            without, most instances would have a best policy that is safe anyway, and say nothing about safety.
-        rewards, costs: "bernoulli"; "ogd sqrt_t" or "ogd sqrt_T", the paper's adversary with its step schedule; or "switching",
-            Bernoulli costs whose means change after a third of the episodes.
-        families: Which constants are played.
-        purpose: One line for the report.
-    """
-
-    setting: str
-    seed: int
-    players: tuple[Player, ...]
-    purpose: str
+    setting: str  # "stochastic", "adversarial-reward", "adversarial", "simplex" or "waking"
+    seed: int  # of the instances and of the runs
+    players: tuple[Player, ...]  # in the order of the legend
+    purpose: str  # one line for the report
     widths: tuple[int, ...] = (1, 4, 4, 4, 1)
     actions: int = 3
     constraints: int = 1
+    # By how much the safest policy is safe: the costs are shifted to this Slater gap, so that the constraints bind. Drawn without,
+    # most instances would have a best policy that is safe anyway, and say nothing about safety.
     margin: float = 0.5
+    # "bernoulli"; "ogd sqrt_t" or "ogd sqrt_T", the paper's adversary with its step schedule; or, of costs, "switching", Bernoulli
+    # ones whose means change after a third of the episodes.
     rewards: str = "bernoulli"
     costs: str = "bernoulli"
-    families: tuple[str, ...] = FAMILIES
+    families: tuple[str, ...] = FAMILIES  # which constants are played
 
     def players_of(self, family: str) -> list[Player]:
         """Who plays with this family of constants."""
@@ -156,14 +140,8 @@ REGIMES: Mapping[str, Preset] = {
         "stochastic", seed, (WC_OPS, *OPT_CMDP[:2], PRIMAL_DUAL), f"{'-'.join(map(str, widths))} states\nSlater gap {margin:g}",
         widths=widths, margin=margin,
     )
-    for seed, (size, widths, slack, margin) in enumerate(
-        [
-            ("narrow", (1, 2, 2, 1), "slack", 0.5),
-            ("narrow", (1, 2, 2, 1), "tight", 0.05),
-            ("paper", (1, 4, 4, 4, 1), "slack", 0.5),
-            ("paper", (1, 4, 4, 4, 1), "tight", 0.05),
-        ],
-        start=21,
+    for seed, ((size, widths), (slack, margin)) in enumerate(
+        itertools.product({"narrow": (1, 2, 2, 1), "paper": (1, 4, 4, 4, 1)}.items(), {"slack": 0.5, "tight": 0.05}.items()), 21
     )
 }  # fmt: skip
 
@@ -183,15 +161,14 @@ def instances(preset: Preset, count: int) -> tuple[tc.LayeredCMDP, list[int]]:
 
     A draw in which safety costs nothing says nothing about safety and is passed over, before anything is played on it.
     """
-    found: list[tc.LayeredCMDP] = []
-    seeds: list[int] = []
-    seed = preset.seed
-    while len(found) < count:
+    found: dict[int, tc.LayeredCMDP] = {}
+    for seed in itertools.count(preset.seed, STRIDE):
+        if len(found) == count:
+            break
         cmdp = instance(preset, seed)
         if float(tc.unconstrained_optimum(cmdp).value - tc.safe_optimum(cmdp).value) >= BINDING:
-            found, seeds = [*found, cmdp], [*seeds, seed]
-        seed += STRIDE
-    return tc.stack_cmdps(found), seeds
+            found[seed] = cmdp
+    return tc.stack_cmdps(list(found.values())), list(found)
 
 
 def instance(preset: Preset, seed: int | None = None) -> tc.LayeredCMDP:
@@ -217,14 +194,7 @@ def spread(cmdp: tc.LayeredCMDP, runs: int) -> tc.LayeredCMDP:
 def processes(
     preset: Preset, cmdp: tc.LayeredCMDP, seeds: Sequence[int], episodes: int, runs: int
 ) -> tuple[tc.Process, tc.Process]:
-    """Where the rewards and the costs come from.
-
-    Args:
-        preset: The experiment.
-        cmdp, seeds: Its instances.
-        episodes: How many will be played.
-        runs: Of each instance.
-    """
+    """Where the rewards and the costs come from in so many episodes and runs of each of the instances, which are `cmdp`."""
     own = spread(cmdp, runs)
     rewards: tc.Process = tc.Bernoulli(own.rewards)
     if preset.rewards.startswith("ogd"):
@@ -253,20 +223,15 @@ def _made_safe(cmdp: tc.LayeredCMDP, costs: Tensor) -> Tensor:
     return ((costs - missing[:, None, None, None, None]) * cmdp.layout.pair_mask()).clamp_min(-1)
 
 
-def learner(player: Player, cmdp: tc.LayeredCMDP, family: str, episodes: int) -> Learner:
+def learner(player: Player, cmdp: tc.LayeredCMDP, family: str, episodes: int) -> tc.Learner:
     """The learner with the family's constants, where it has them, for a batch of CMDPs, one a run."""
     constants = {"scale": SCALES[family]} if family in SCALES else TUNED[player.key]
-    own = settings(player.key, constants, cmdp)
-    return maker(player.key)(cmdp.layout, cmdp.constraints, episodes, DELTA, cmdp.batch_shape[0], **{**own, **player.options})
-
-
-def maker(key: str) -> Callable[..., Learner]:
-    """What makes a learner of that name from its `settings`."""
-    return tc.WCOPS.scaled if key == "wc-ops" else LEARNERS[key]
+    own = {**settings(player.key, constants, cmdp), **player.options}
+    return tc.LEARNERS[player.key].scaled(cmdp.layout, cmdp.constraints, episodes, DELTA, cmdp.batch_shape[0], **own)
 
 
 def settings(key: str, constants: Mapping[str, Any], cmdp: tc.LayeredCMDP) -> dict[str, Any]:
-    """The arguments of a learner's class.
+    """The options of a learner's `scaled`.
 
     Args:
         key: Its name in `LEARNERS`.
@@ -283,14 +248,8 @@ def settings(key: str, constants: Mapping[str, Any], cmdp: tc.LayeredCMDP) -> di
         # its bonus is L times the sum of the radii over the successors: with WC-OPS's scale it is cut off at the largest value
         # there is, in every pair alike, and the policy does not move; divided by L n, it is the mean radius of a successor
         scales["radius_scale"] = scale / (cmdp.layout.layers * cmdp.layout.width)
-        moves = {name: _times(steps, LEARNERS[key].hyperparameters[name]) for name in ("primal_step", "dual_step")}
+        moves = {"primal_step_scale": steps, "dual_step_scale": steps}
         return {"radii": "matched", "slater_gap": tc.slater_gap(cmdp), **scales, **moves, **rest}
     if key == "pdb-ps":
-        moves = {name: _times(steps, LEARNERS[key].hyperparameters[name]) for name in ("eta", "dual_step")}
-        return {"radius_scale": scale, "confidence": "entrywise", **moves, **rest}
+        return {"radius_scale": scale, "confidence": "entrywise", "eta_scale": steps, "dual_step_scale": steps, **rest}
     return {"eta_scale": steps, **scales, **rest} if key == "wc-ops" else rest
-
-
-def _times(factor: Tensor | float, default: Any) -> Any:
-    """A step that is a multiple of the learner's own."""
-    return lambda made: factor * default(made)

@@ -7,18 +7,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
-from torchcmdp.errors import InvalidInput
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 
-from ..program import Count, experiment_folder, interrupted, parse, table, write_table
-from . import play_all
-from .claims import FAILS, HOLDS, MARGIN, UNDECIDED, Finding, findings
+from torchcmdp.plotting import INK, PALETTE, SMALL, TITLE, blank, save
+
+from ..program import Count, begin, interrupted, table, write_table
+from . import INSTANCES, checked_instances, play_all
+from .claims import FAILS, HOLDS, MARGIN, UNDECIDED, findings, together
 from .experiment import Job
 from .presets import REGIMES, SCALES
 
 HORIZONS, QUICK_HORIZONS = (1_000, 5_000, 25_000), (60, 120)
-INSTANCES, QUICK_INSTANCES = 20, 3
 MODES = ("matched", "published")
 # The headline, of OptCMDP with a mode of radii and of OptPrimalDual; short names for the cells of the figure.
 PARTS = {
@@ -31,6 +33,9 @@ OptPrimalDual's. In a regime it holds where all three parts hold by the rules of
 margin of {MARGIN:.0%} of L T, no regret without its positive violation), does not where one of them fails, and else cannot be told.
 Instances are drawn by seeds of their own (`REGIMES` in `train/paper/presets.py`), which, as horizons, scales, sizes and slacks,
 were written down before anything was played on them."""
+COLOURS = {HOLDS: PALETTE[0], FAILS: PALETTE[5], UNDECIDED: "#E5E5E5"}
+MARKS = {HOLDS: "yes", FAILS: "no", UNDECIDED: "?"}
+INKS = {HOLDS: "white", FAILS: INK, UNDECIDED: INK}
 
 
 @dataclass
@@ -69,18 +74,13 @@ class Regime:
     @property
     def verdict(self) -> str:
         """Of all parts together."""
-        found = set(self.parts.values())
-        return FAILS if FAILS in found else HOLDS if found == {HOLDS} else UNDECIDED
+        return together(self.parts.values())
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play the regimes; returns the exit code."""
-    options = parse(Options, arguments, prog="python -m train paper regimes")
-    instances = options.instances or (QUICK_INSTANCES if options.quick else INSTANCES)
-    for option, value in (("--runs", options.runs), ("--instances", instances)):
-        if value < 2:
-            raise InvalidInput(f"{option} is 1; verdicts need intervals over {option[2:]}, and so at least 2.")
-    folder = experiment_folder(options.logdir, f"{options.name}-quick" if options.quick else options.name)
+    options, folder = begin(Options, arguments, "paper regimes", {})
+    instances = checked_instances(options, "verdicts need")
     horizons = QUICK_HORIZONS if options.quick else HORIZONS
     jobs = [
         Job(name, family, episodes, instances, options.runs, folder / f"{name}-{episodes}", options.fresh)
@@ -89,37 +89,26 @@ def main(arguments: Sequence[str]) -> int:
     outcomes = play_all(jobs, options.jobs or os.cpu_count() or 1)
     if len(outcomes) < len(jobs) or not all(outcome.completed for outcome in outcomes):
         return interrupted("", options.fresh)
-    regimes = [regime for outcome in outcomes for regime in of_job(outcome.job, findings([outcome]))]
-    few = "" if instances >= INSTANCES else f"**{instances} instances: a trial of the machinery, not a finding.**"
-    _write(folder, regimes, " ".join(["python -m train paper regimes", *arguments]), few)
-    return 0
-
-
-def of_job(job: Job, found: Sequence[Finding]) -> list[Regime]:
-    """The cells of a job, one for each mode of OptCMDP's radii."""
-    verdicts = {finding.claim: finding.verdict for finding in found}
-    cells = [{part: verdicts[claim.format(mode=mode)] for part, claim in PARTS.items()} for mode in MODES]
-    return [Regime(job.preset, job.family, mode, job.episodes, parts) for mode, parts in zip(MODES, cells, strict=True)]
-
-
-def _write(folder: Path, regimes: Sequence[Regime], command: str, few: str) -> None:
-    """The figure, the page and the table."""
-    from torchcmdp import plotting
-
-    from . import regimes_figure
-
-    plotting.save(folder / "regimes.png", regimes_figure.draw(regimes))
+    regimes = []
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        verdicts = {finding.claim: finding.verdict for finding in findings([outcome])}
+        for mode in MODES:  # a cell for each
+            parts = {part: verdicts[claim.format(mode=mode)] for part, claim in PARTS.items()}
+            regimes.append(Regime(job.preset, job.family, mode, job.episodes, parts))
     rows = [
         {"instances": r.preset, "constants": r.family, "radii": r.mode, "episodes": r.episodes, **r.parts, "headline": r.verdict}
         for r in regimes
     ]
+    command, words = " ".join(["python -m train paper regimes", *arguments]), paragraph(regimes)
+    page = ["# Where the paper's headline holds", f"Written by `{command}`.", words, RULE, "![regimes](regimes.png)"]
+    if instances < INSTANCES:
+        page.insert(2, f"**{instances} instances: a trial of the machinery, not a finding.**")
+    page.append(table(list(rows[0]), [[str(value) for value in row.values()] for row in rows], "regimes"))
+    save(folder / "regimes.png", draw(regimes))
     write_table(folder / "regimes.csv", rows)
-    cells = [[str(value) for value in row.values()] for row in rows]
-    words = paragraph(regimes)
-    page = ["# Where the paper's headline holds", f"Written by `{command}`.", few, words, RULE, "![regimes](regimes.png)"]
-    page.append(table(list(rows[0]), cells, "regimes"))
-    (folder / "regimes.md").write_text("\n\n".join(part for part in page if part) + "\n")
+    (folder / "regimes.md").write_text("\n\n".join(page) + "\n")
     print(f"{words}\n\nPage: {folder / 'regimes.md'}; figure: {folder / 'regimes.png'}")
+    return 0
 
 
 def paragraph(regimes: Sequence[Regime]) -> str:
@@ -145,3 +134,47 @@ def paragraph(regimes: Sequence[Regime]) -> str:
         name = claim.format(mode="its").replace(", its radii", "")
         sentences.append(f'"{name}" holds in {verdicts[HOLDS]} and fails in {verdicts[FAILS]}.')
     return " ".join(sentences)
+
+
+def draw(regimes: Sequence[Regime]) -> Figure:
+    """The figure; in a cell, the verdicts of the headline's three parts."""
+    modes = list(dict.fromkeys(regime.mode for regime in regimes))
+    families = list(dict.fromkeys(regime.family for regime in regimes))
+    figure = blank(3.9 * len(families) + 1.6, 2.9 * len(modes) + 0.9)
+    for row, mode in enumerate(modes):
+        for column, family in enumerate(families):
+            axes = figure.add_subplot(len(modes), len(families), row * len(families) + column + 1)
+            shown = [regime for regime in regimes if (regime.mode, regime.family) == (mode, family)]
+            _panel(axes, shown, named=column == 0)
+            title = f"constants x {SCALES[family]:g} ({family}), {mode} radii"
+            axes.set_title(title, fontsize=TITLE, color=INK, loc="left")
+    held = sum(regime.verdict == HOLDS for regime in regimes)
+    handles = [Patch(facecolor=colour, label=verdict) for verdict, colour in COLOURS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=TITLE)
+    figure.suptitle(
+        f"The paper's headline holds in {held} of {len(regimes)} regimes\n"
+        "in a cell: regret comparable to OptCMDP's, violation below OptCMDP's, violation below OptPrimalDual's",
+        fontsize=TITLE, color=INK, x=0.01, ha="left",
+    )  # fmt: skip
+    return figure
+
+
+def _panel(axes: Axes, regimes: Sequence[Regime], named: bool) -> None:
+    """Horizons to the right, kinds of instances upwards."""
+    horizons, kinds = sorted({regime.episodes for regime in regimes}), list(dict.fromkeys(regime.preset for regime in regimes))
+    for regime in regimes:
+        x, y = horizons.index(regime.episodes), kinds.index(regime.preset)
+        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=COLOURS[regime.verdict], edgecolor="white", linewidth=2))
+        marks = " · ".join(MARKS[verdict] for verdict in regime.parts.values())
+        axes.text(x + 0.5, y + 0.5, marks, ha="center", va="center", fontsize=SMALL, color=INKS[regime.verdict])
+    axes.set_xlim(0, len(horizons))
+    axes.set_ylim(len(kinds), 0)
+    axes.set_xticks([x + 0.5 for x in range(len(horizons))], [f"{horizon:,}" for horizon in horizons], fontsize=SMALL, color=INK)
+    axes.set_yticks(
+        [y + 0.5 for y in range(len(kinds))], [REGIMES[kind].purpose for kind in kinds] if named else [""] * len(kinds),
+        fontsize=SMALL, color=INK,
+    )  # fmt: skip
+    axes.tick_params(length=0)
+    axes.set_xlabel("episodes", fontsize=SMALL, color=INK)
+    for spine in axes.spines.values():
+        spine.set_visible(False)

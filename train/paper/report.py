@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torchcmdp as tc
-from torchcmdp import plotting
-from torchcmdp.metrics import growth_exponent, mean_and_interval
+from torchcmdp.plotting.results import MEASURES
 
-from ..program import table, write_table
+from ..program import mean_and_half, table, write_table
 from . import simplex
 from .claims import RULES, Finding, by_instance, findings, interval, overall
 from .experiment import OWN, REPLAY, Outcome
-from .presets import DELTA, PRESETS, RIVALS_COMMAND, SAFE_BY, SCALES, STRIDE, WC_OPS, instance, instances
-
-FIGURES = {
-    "regret": ("regret", "cumulative regret (reward)"),
-    "violation": ("violation", "cumulative violation (cost)"),
-    "positive_violation": ("positive_violation", "cumulative positive violation (cost)"),
-}
+from .presets import DELTA, PRESETS, RIVALS_COMMAND, SAFE_BY, SCALES, STRIDE, WC_OPS, Preset, instance, instances
 
 INTRODUCTION = f"""The paper publishes neither its instances nor its horizons, so these instances were drawn from `random_cmdp`
 by the seeds below before their results were looked at: for every experiment its own seed and one every {STRIDE:,} after it, of
@@ -46,40 +39,31 @@ walked."""
 FEW = "**These are {instances} instances, where the design asks for {enough}: a trial of the machinery, not a finding.**"
 
 
-def write_experiment(folder: Path, outcomes: Sequence[Outcome]) -> None:
+def write_experiment(outcomes: Sequence[Outcome]) -> None:
     """The figures and the summary of one experiment, whose outcomes differ in their family."""
+    folder, preset = outcomes[0].job.folder, PRESETS[outcomes[0].job.preset]
     folder.mkdir(parents=True, exist_ok=True)
-    preset = PRESETS[outcomes[0].job.preset]
     for sequence, suffix in ((OWN, ""), (REPLAY, "-replay")):
-        shown = [(outcome, _of(outcome, sequence)) for outcome in outcomes]
-        if all(results for _, results in shown):
-            panels = []
-            for name, (attribute, ylabel) in FIGURES.items():  # a row each, so that no regret is without its violations
-                if preset.setting == "adversarial" and name == "regret":
-                    attribute, ylabel = "alpha_regret", "cumulative alpha-regret (reward)"
-                panels += [_panel(outcome, r, attribute, ylabel, name) for outcome, r in shown]
-            plotting.save(folder / f"curves{suffix}.png", plotting.draw(panels, columns=len(shown)))
+        if all(outcome.of(sequence) for outcome in outcomes):
+            # a row each, so that no regret is without its violations
+            panels = [_panel(outcome, sequence, preset, name) for name in MEASURES for outcome in outcomes]
+            tc.plotting.save(folder / f"curves{suffix}.png", tc.plotting.draw(panels, columns=len(outcomes)))
     if preset.setting == "simplex":
         policies = {f"WC-OPS, {o.job.family} constants": o.policies[WC_OPS.name] for o in outcomes}
-        plotting.save(folder / "simplex.png", simplex.draw(instance(preset), policies))
+        tc.plotting.save(folder / "simplex.png", simplex.draw(instance(preset), policies))
     rows = [row for outcome in outcomes for row in _summary(outcome)]
     write_table(folder / "summary.csv", rows)
 
 
-def _of(outcome: Outcome, sequence: str) -> dict[str, tc.RunResult]:
-    return {label: result for (where, label), result in outcome.results.items() if where == sequence}
-
-
-def _panel(outcome: Outcome, results: Mapping[str, tc.RunResult], attribute: str, ylabel: str, bound: str) -> plotting.Panel:
+def _panel(outcome: Outcome, sequence: str, preset: Preset, name: str) -> tc.plotting.Panel:
     """The curves of one family, with bands over instances."""
-    family = outcome.job.family
-    curves = {
-        label: (result.episodes, by_instance(getattr(result, attribute), outcome.job.instances))
-        for label, result in results.items()
-    }
+    alpha = preset.setting == "adversarial" and name == "regret"
+    attribute, ylabel = ("alpha_regret", "cumulative alpha-regret (reward)") if alpha else (name, MEASURES[name])
+    results, count = outcome.of(sequence), outcome.job.instances
+    curves = {label: (result.episodes, by_instance(getattr(result, attribute), count)) for label, result in results.items()}
     least = min(curves, key=lambda label: float(curves[label][1][:, -1].mean().nan_to_num(float("inf"))))
-    finding = f"{family} constants: least {ylabel.split(' (')[0].removeprefix('cumulative ')} of {least}"
-    return plotting.Panel(curves, ylabel, finding, plotting.bounds_of(results, bound), of="instance")
+    finding = f"{outcome.job.family} constants: least {ylabel.split(' (')[0].removeprefix('cumulative ')} of {least}"
+    return tc.plotting.Panel(curves, ylabel, finding, tc.plotting.bounds_of(results, name), of="instance")
 
 
 def _summary(outcome: Outcome) -> list[dict[str, Any]]:
@@ -90,11 +74,10 @@ def _summary(outcome: Outcome) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"family": outcome.job.family, "sequence": sequence, "learner": label}
         for name in ("regret", "anytime_regret", "alpha_regret", "violation", "realised_violation", "positive_violation"):
             curve = by_instance(getattr(result, name), instances)
-            row[name], row[f"{name}_ci95"] = (float(x) for x in mean_and_interval(curve[:, -1]))
-            over_runs = getattr(result, name)[:, -1].unflatten(0, (instances, -1)).mean(0)
-            row[f"{name}_ci95_over_runs"] = float(mean_and_interval(over_runs)[1])
+            row[name], row[f"{name}_ci95"] = mean_and_half(curve[:, -1])
+            row[f"{name}_ci95_over_runs"] = mean_and_half(getattr(result, name)[:, -1].unflatten(0, (instances, -1)).mean(0))[1]
             row[f"{name}_over_sqrt_t"] = row[name] / root
-            row[f"{name}_exponent"], row[f"{name}_exponent_ci95"] = (float(x) for x in growth_exponent(result.episodes, curve))
+            row[f"{name}_exponent"], row[f"{name}_exponent_ci95"] = (float(x) for x in tc.growth_exponent(result.episodes, curve))
         for name in ("rho", "alpha", "safe_value", "best_value"):
             row[name] = float(getattr(result, name).mean())
         for name in ("regret", "violation", "positive_violation"):
@@ -129,11 +112,7 @@ def write_report(path: Path, outcomes: Sequence[Outcome], command: str, enough: 
         "## Experiments",
         _instances_table(outcomes),
         "## Every claim in every experiment",
-        table(
-            ["claim", "experiment", "constants", "sequence", "measured", "verdict"],
-            [[r.claim, r.preset, r.family, r.sequence, r.numbers, r.verdict] for r in rows],
-            "every claim",
-        ),
+        table(["claim", "experiment", "constants", "sequence", "measured", "verdict"], rows, "every claim"),
     ]
     path.write_text("\n\n".join(parts) + "\n")
     return claims
@@ -146,9 +125,9 @@ def _claims_table(rows: Sequence[Finding]) -> str:
     for claim in dict.fromkeys(row.claim for row in rows):
         verdicts = [overall([r for r in rows if r.claim == claim and r.family == family]) for family in families]
         cells.append([claim, *verdicts])
-    return (
-        table(["WC-OPS's ...", *families], cells, "claims") if cells else "None of these experiments is about a claim of the paper."
-    )
+    if not cells:
+        return "None of these experiments is about a claim of the paper."
+    return table(["WC-OPS's ...", *families], cells, "claims")
 
 
 def _waking_table(outcomes: Sequence[Outcome]) -> str:
@@ -156,13 +135,10 @@ def _waking_table(outcomes: Sequence[Outcome]) -> str:
     cells = []
     for outcome in outcomes:
         for (sequence, label), result in outcome.results.items():
-            active = result.count("Learner/gamma_active")
-            if active is None:
-                continue
-            share = active / (float(result.episodes[-1]) * len(result.regret))
-            ends = (result.violation[:, -1], result.regret[:, -1])
-            numbers = [f"{share:.1%}", *(interval(end, outcome.job.instances) for end in ends)]
-            cells.append([outcome.job.preset, outcome.job.family, sequence, label, *numbers])
+            if (active := result.count("Learner/gamma_active")) is not None:
+                share = active / (float(result.episodes[-1]) * len(result.regret))
+                ends = (interval(curve[:, -1], outcome.job.instances) for curve in (result.violation, result.regret))
+                cells.append([outcome.job.preset, outcome.job.family, sequence, label, f"{share:.1%}", *ends])
     text = (
         "The cost estimates forget faster once the violation seen exceeds a threshold (Gamma > 0). With the paper's threshold that "
         "takes millions of episodes. The waking experiments scale the threshold down, once with costs that switch and once, as a "
@@ -174,13 +150,12 @@ def _waking_table(outcomes: Sequence[Outcome]) -> str:
 
 def _realised_table(outcomes: Sequence[Outcome]) -> str:
     """Both readings of V, for every learner where costs are stochastic."""
-    cells = []
-    for outcome in outcomes:
-        if PRESETS[outcome.job.preset].setting != "stochastic":
-            continue
-        for (_, label), result in outcome.results.items():
-            ends = (result.violation[:, -1], result.realised_violation[:, -1])
-            cells.append([outcome.job.preset, outcome.job.family, label, *(interval(end, outcome.job.instances) for end in ends)])
+    cells = [
+        [o.job.preset, o.job.family, label, *(interval(x[:, -1], o.job.instances) for x in (r.violation, r.realised_violation))]
+        for o in outcomes
+        for (_, label), r in o.results.items()
+        if PRESETS[o.job.preset].setting == "stochastic"
+    ]
     header = ["experiment", "constants", "learner", "V of mean costs", "of realised costs"]
     return table(header, cells, "realised") if cells else "None of these experiments has stochastic costs and a claim about them."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from ..program import hand_to_part
 
@@ -12,7 +12,4 @@ PARTS = {
     "safe": "learners with a baseline on random instances: how many episodes were unsafe",
 }
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Hand over to one of them; returns the exit code."""
-    return hand_to_part(__package__, PARTS, "compare", arguments)
+main = partial(hand_to_part, __package__, PARTS, "compare")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -34,18 +35,15 @@ class Options:
     logdir: str = "runs"  # Folder of all experiments.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Count the alarms; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Count the alarms."""
     options, folder = begin(Options, arguments, "study alarms")
-    rows = []
+    rows, config = [], {name: value for name, value in vars(options).items() if name not in ("name", "logdir")}
     for size, noise in bar([(size, noise) for size in SIZES for noise in NOISES], "alarms"):
-        config = {name: value for name, value in vars(options).items() if name not in ("name", "logdir")}
-        name = f"{size}_{noise}".replace(" ", "-")
-        found = stage(folder, name, config, lambda s=size, n=noise: count(options, s, n))
+        found = stage(folder, f"{size}_{noise}".replace(" ", "-"), config, partial(count, options, size, noise))
         each = torch.tensor(found, dtype=torch.float64) * 10_000 / options.episodes / options.constraints
         rows.append([size, noise, with_interval(each, ".2f")])
     publish(folder / "report.md", table(["episode", "costs", "false alarms in 10,000 episodes of a constraint"], rows))
-    return 0
 
 
 def count(options: Options, size: str, noise: str) -> list[float]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.costs import Drift, PaperCosts, PriorCosts
 from torchcmdp.learners.practical import practical_costs
 
 WIDTHS, ACTIONS, CONSTRAINTS = (1, 4, 4, 4, 1), 3, 2
@@ -60,27 +59,20 @@ class Entry:
 
 def _practical(kind: Any, size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
     rest = dict(values)
-    made: tc.Learner = kind.practical(*size, costs=PriorCosts(margin=rest.pop("margin"), drift=Drift()), **rest)
+    made: tc.Learner = kind.practical(*size, costs=tc.PriorCosts(margin=rest.pop("margin"), drift=tc.Drift()), **rest)
     return made
 
 
 def _primal_dual(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
-    rest = dict(values)
     # its bonus sums the radii of all successors over all layers; divided by their number it is of the size of the others'
-    radius = rest.pop("radius_scale") / (cmdp.layout.layers * cmdp.layout.width)
-    steps = {name: _multiple(tc.OptPrimalDual, name, rest.pop(name)) for name in ("primal_step", "dual_step")}
-    return tc.OptPrimalDual(*size, radii="matched", slater_gap=tc.slater_gap(cmdp), radius_scale=radius, **steps, **rest)
+    radius = values["radius_scale"] / (cmdp.layout.layers * cmdp.layout.width)
+    own = {**_multiples(values), "radius_scale": radius, "slater_gap": tc.slater_gap(cmdp)}
+    return tc.OptPrimalDual.scaled(*size, radii="matched", **own)
 
 
-def _pdbps(size: Size, cmdp: tc.LayeredCMDP, values: Values) -> tc.Learner:
-    rest = dict(values)
-    steps = {name: _multiple(tc.PDBPS, name, rest.pop(name)) for name in ("eta", "dual_step")}
-    return tc.PDBPS(*size, confidence="entrywise", **steps, **rest)
-
-
-def _multiple(kind: type[tc.Learner], name: str, factor: Tensor) -> Callable[[Any], Tensor]:
-    default: Any = kind.hyperparameters[name]
-    return lambda made: factor * default(made)
+def _multiples(values: Values) -> dict[str, Tensor]:
+    """By the names of `Learner.scaled`: what is no scale already is a multiple of a step."""
+    return {name if name.endswith("_scale") else f"{name}_scale": value for name, value in values.items()}
 
 
 SCALES, STEPS = (1e-3, 1.0), (1.0, 100.0)
@@ -109,16 +101,17 @@ ENTRIES = {
         dict.fromkeys(("bonus_scale", "radius_scale", "primal_step", "dual_step"), 1.0), True,
     ),
     "PDB-PS": Entry(
-        _pdbps, {"radius_scale": SCALES, "eta": STEPS, "dual_step": STEPS},
+        lambda size, cmdp, values: tc.PDBPS.scaled(*size, confidence="entrywise", **_multiples(values)),
+        {"radius_scale": SCALES, "eta": STEPS, "dual_step": STEPS},
         dict.fromkeys(("radius_scale", "eta", "dual_step"), 1.0), True,
     ),
     "Greedy": Entry(lambda size, cmdp, values: tc.Greedy(*size), published=True),
 }  # fmt: skip
 # What the changes of practical WC-OPS are worth: the shipped one without each of them.
 ABLATIONS: Mapping[str, Callable[[], dict[str, Any]]] = {
-    "without the prior (bonus at a hundredth)": lambda: {"costs": PaperCosts(margin=1.0, drift=Drift()), "bonus_scale": 0.01},
-    "without the margin": lambda: {"costs": PriorCosts(drift=Drift())},
-    "without the drift test": lambda: {"costs": PriorCosts(margin=1.0)},
+    "without the prior (bonus at a hundredth)": lambda: {"costs": tc.PaperCosts(margin=1.0, drift=tc.Drift()), "bonus_scale": 0.01},
+    "without the margin": lambda: {"costs": tc.PriorCosts(drift=tc.Drift())},
+    "without the drift test": lambda: {"costs": tc.PriorCosts(margin=1.0)},
     "without doubly robust losses and share": lambda: {"costs": practical_costs(), "loss": "paper", "share": None},
 }
 

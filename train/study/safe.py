@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Annotated, Any
 
 import torch
 from matplotlib.figure import Figure
 
 import torchcmdp as tc
-from torchcmdp import plotting
-from torchcmdp.learners import LEARNERS
 from torchcmdp.metrics import is_unsafe
 
 from ..program import Among, Count, Positive, bar, begin, guarded, protection, publish, table
@@ -20,7 +20,7 @@ from ..tune.evaluate import stage
 WIDTHS, ACTIONS, CONSTRAINTS, SEEDS = (1, 3, 3, 1), 3, 2, 80_000
 GAPS = (0.03, 0.3)  # Slater gaps of even and of odd instances
 REWARDS = ("stochastic", "cyclic", "adversary")
-SAFE = tuple(filter(guarded, LEARNERS))
+SAFE = tuple(filter(guarded, tc.LEARNERS))
 POINTS = 25  # of the curves
 CURVES = {
     "regret": "cumulative regret (reward)",
@@ -58,28 +58,20 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Play what is left and count; returns the exit code."""
     options, folder = begin(Options, arguments, "study safe")
-    jobs = [
-        (key, kind, share, scale)
-        for scale in options.scales
-        for share in options.shares
-        for key in options.learners
-        for kind in options.rewards
-        if key != "dope" or kind == REWARDS[0]
-    ]
+    jobs = product(options.scales, options.shares, options.learners, options.rewards)
     rows, broken, curves = [], False, {}
-    for job in bar(jobs, "safe"):
-        config = {"instances": options.instances, "episodes": options.episodes, "seed": options.seed, "job": list(job)}
-        config["points"] = POINTS
-        found = stage(folder, "_".join(map(str, job)), config, lambda job=job: count(options, *job))
-        played = options.instances * options.episodes
-        runs = round(found["runs"] * options.instances)
-        broken |= job[-1] >= 1 and found["runs"] > 0.01
+    for scale, share, key, kind in bar([job for job in jobs if job[2] != "dope" or job[3] == REWARDS[0]], "safe"):
+        name, job = tc.LEARNERS[key].name, (key, kind, share, scale)
+        config = {"instances": options.instances, "episodes": options.episodes, "seed": options.seed, "points": POINTS}
+        found = stage(folder, "_".join(map(str, job)), {**config, "job": job}, partial(count, options, *job))
+        played, runs = options.instances * options.episodes, round(found["runs"] * options.instances)
+        broken |= scale >= 1 and found["runs"] > 0.01
         cells = [f"{played:,}", f"{round(found['unsafe'] * played):,}", f"{runs}", f"{found['worst']:.3g}"]
-        if job[1] == options.rewards[0] and job[2] == options.shares[0]:
-            curves[LEARNERS[job[0]].name, job[-1]] = found["curves"]
-        rows.append([LEARNERS[job[0]].name, *map(str, job[1:]), *cells, f"{found['weight']:.3f}", f"{found['regret']:.3f}"])
+        if kind == options.rewards[0] and share == options.shares[0]:
+            curves[name, scale] = found["curves"]
+        rows.append([name, *map(str, job[1:]), *cells, f"{found['weight']:.3f}", f"{found['regret']:.3f}"])
     head = ["learner", "rewards", "margin", "scale", "run-episodes", "unsafe", "runs with one", "worst cost", "mean lambda"]
-    plotting.save(folder / "report.png", figure(curves))
+    tc.plotting.save(folder / "report.png", figure(curves))
     publish(folder / "report.md", table([*head, "regret an episode"], rows))
     return 1 if broken else 0
 
@@ -90,44 +82,37 @@ def instances(options: Options) -> tc.LayeredCMDP:
     return tc.stack_cmdps([tc.random_cmdp(*size, SEEDS + j, margin=GAPS[j % 2], **how) for j in range(options.instances)])
 
 
-def rewards_of(kind: str, cmdp: tc.LayeredCMDP, episodes: int) -> tc.Process:
-    """Where the rewards of a setting come from."""
-    if kind == "adversary":
-        return tc.OGDAdversary(cmdp.rewards, sign=-1, step=0.1)
-    other = (1 - cmdp.rewards) * cmdp.layout.pair_mask()
-    if kind == "cyclic":
-        return tc.Cyclic([cmdp.rewards, other], max(1, episodes // 10), noise="bernoulli")
-    return tc.Bernoulli(cmdp.rewards)
-
-
 def count(options: Options, key: str, kind: str, share: float, scale: float) -> dict[str, Any]:
     """Of one learner in one setting: unsafe run-episodes and runs with one, as shares, the largest cost, lambda, regret, curves."""
     cmdp = instances(options)
-    rewards, costs = rewards_of(kind, cmdp, options.episodes), tc.Bernoulli(cmdp.costs, low=-1)
-    env = tc.Simulator(cmdp, rewards, costs, runs=options.instances, seed=options.seed)
+    rewards: tc.Process = tc.Bernoulli(cmdp.rewards)
+    if kind == "adversary":
+        rewards = tc.OGDAdversary(cmdp.rewards, sign=-1, step=0.1)
+    elif kind == "cyclic":
+        blocks = [cmdp.rewards, (1 - cmdp.rewards) * cmdp.layout.pair_mask()]
+        rewards = tc.Cyclic(blocks, max(1, options.episodes // 10), noise="bernoulli")
+    env = tc.Simulator(cmdp, rewards, tc.Bernoulli(cmdp.costs, low=-1), runs=options.instances, seed=options.seed)
     given: dict[str, Any] = {"bonus_scale": scale, "radius_scale": scale, **protection(key, cmdp, share, seed=options.seed)}
-    learner: Any = LEARNERS[key](cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, **given)
+    learner: Any = tc.LEARNERS[key](cmdp.layout, CONSTRAINTS, options.episodes, runs=options.instances, **given)
     tracker, worst = tc.Tracker(env), torch.full((options.instances,), -torch.inf, dtype=torch.float64)
-    hits, weight = torch.zeros(2, options.instances, dtype=torch.float64)
-    points = {options.episodes * (j + 1) // POINTS for j in range(POINTS)}
-    shares: dict[str, list[Any]] = {"unsafe": [], "weight": []}
+    sums = torch.zeros(2, options.instances, dtype=torch.float64)  # unsafe episodes, weights of the baseline
+    points, shares = {options.episodes * (j + 1) // POINTS for j in range(POINTS)}, []
     for t in range(1, options.episodes + 1):
         mixture = learner.mixture
         costs = (cmdp.costs * mixture.occupancy(cmdp.transitions, cmdp.layout).unsqueeze(1)).sum((-3, -2, -1))
-        hits, worst = hits + is_unsafe(costs), torch.maximum(worst, costs.amax(-1))
-        weight = weight + mixture.weights[:, 0]
+        worst = torch.maximum(worst, costs.amax(-1))
+        sums = sums + torch.stack([is_unsafe(costs).double(), mixture.weights[:, 0]])
         trajectory = env.rollout(learner.policy)
         tracker.update(mixture, trajectory)
         learner.update(trajectory)
         if t in points:
             tracker.record()
-            shares["unsafe"].append(hits / t)
-            shares["weight"].append(weight / t)
-    mean = {"unsafe": hits, "weight": weight, "regret": tracker.regret[:, -1]}
-    curves = {"regret": tracker.regret, **{name: torch.stack(values, 1) for name, values in shares.items()}}
+            shares.append(sums / t)
+    ends = dict(zip(CURVES, (tracker.regret[:, -1], *sums), strict=True))
+    curves = dict(zip(CURVES, (tracker.regret, *torch.stack(shares, -1)), strict=True))
     return {
-        **{name: float(value.mean()) / options.episodes for name, value in mean.items()},
-        "runs": float((hits > 0).double().mean()),
+        **{name: float(value.mean()) / options.episodes for name, value in ends.items()},
+        "runs": float((sums[0] > 0).double().mean()),
         "worst": float(worst.max()),
         "curves": {"episodes": tracker.episodes.tolist(), **{name: values.tolist() for name, values in curves.items()}},
     }
@@ -152,5 +137,5 @@ def figure(curves: Mapping[tuple[str, float], Mapping[str, Any]]) -> Figure:
     for name, ylabel in CURVES.items():
         factor = 1 if name == "regret" else 100
         drawn = {label: (found["episodes"], factor * values[label][name]) for label, found in named.items()}
-        panels.append(plotting.Panel(drawn, ylabel, titles[name], note=scales, of="instance"))
-    return plotting.draw(panels)
+        panels.append(tc.plotting.Panel(drawn, ylabel, titles[name], note=scales, of="instance"))
+    return tc.plotting.draw(panels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from ..program import hand_to_part
 
@@ -17,7 +17,4 @@ PARTS = {
     "threshold": "the empirical violation threshold: its premise, and what it does when costs change",
 }
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Hand over to one of them; returns the exit code."""
-    return hand_to_part(__package__, PARTS, "study", arguments)
+main = partial(hand_to_part, __package__, PARTS, "study")

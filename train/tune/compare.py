@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp.metrics import mean_and_interval
 
-from .. import program
-from ..program import Count, begin, plus_minus, table, write_table
+from ..program import Count, bar, begin, mean_and_half, plus_minus, publish, table, write_table
 from .evaluate import play_all, stage
 from .figures import budget_figure
 from .instances import HELD_OUT, RULES, InstanceOptions
-from .methods import METHODS, Search, constants, package, start_of
+from .methods import METHODS, Search, constants, start_of
 from .study import BOX
 
 OURS, RIVAL = "smoothed gradient", "random search"
@@ -51,25 +49,21 @@ class Options(InstanceOptions):
     """A minute's version, into LOGDIR/NAME-quick: short horizon, small budget, two repetitions."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Play and judge all methods; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Play and judge all methods."""
     small = {"horizon": 20, "budget": 6400, "repetitions": 2, "instances": 2, "held_out": 2}
     options, folder = begin(Options, arguments, "tune compare", small)
     check(options)
     cases = [(method, r) for r in range(options.repetitions) for method in METHODS]
-    judged = {case: repetition(options, folder, *case) for case in program.bar(cases, "compare")}
+    judged = {case: repetition(options, folder, *case) for case in bar(cases, "compare")}
     everyone = range(options.repetitions)
     values = {method: torch.tensor([judged[method, r] for r in everyone], dtype=torch.float64) for method in METHODS}
-    text, rows = report(options, values)
-    folder.mkdir(parents=True, exist_ok=True)
+    rows, sentence = rows_of(options, values), finding(options, values)[1]
     write_table(folder / "compare.csv", rows)
-    (folder / "compare.json").write_text(
-        json.dumps({"options": vars(options), "box": BOX, "methods": constants(), "rows": rows}, indent=2) + "\n"
-    )
-    figure = budget_figure({m: curve(x, options) for m, x in values.items()}, finding(options, values)[1])
+    about = {"options": vars(options), "box": BOX, "methods": constants(), "rows": rows}
+    (folder / "compare.json").write_text(json.dumps(about, indent=2) + "\n")
     where = f"Written to {folder}: report.md, compare.csv, compare.json, compare.png, compare.pdf"
-    program.publish(folder / "report.md", text, where, {"compare": figure})
-    return 0
+    publish(folder / "report.md", report(options, rows, sentence), where, {"compare": budget_figure(rows, sentence)})
 
 
 def check(options: Options) -> None:
@@ -82,8 +76,7 @@ def check(options: Options) -> None:
     dearest = max(8, len(BOX)) * 2 * options.instances * options.horizon / SHARES[0]  # a generation of CMA-ES, a step of the mixed
     if options.budget < dearest:
         raise tc.InvalidInput(f"--budget is {options.budget}; a tenth of it must pay for one step of every method: {dearest:g}.")
-    for name in ("optuna", "cmaes"):
-        package(name)
+    constants()  # which says whether packages are missing
     options.training(options.horizon).check_weight(options.weight)
 
 
@@ -111,46 +104,40 @@ def judge(options: Options, points: Sequence[Mapping[str, float]]) -> list[list[
     return found
 
 
-def difference(values: Mapping[str, Tensor], method: str, share: int) -> tuple[tuple[float, float], float]:
+def difference(values: Mapping[str, Tensor], method: str, share: int) -> tuple[float, float, float]:
     """Method less random search: mean and half-width over repetitions, and the half-width over the seeds of instances."""
     apart = (values[method] - values[RIVAL])[:, share]  # (repetitions x instances)
     seeds = apart.view(len(apart), -1, 2).mean(-1)  # the two instances of a seed share transitions and rewards: they count as one
-    (mean, half), (_, other) = (mean_and_interval(x) for x in (apart.mean(1), seeds.mean(0)))
-    return (float(mean), float(half)), float(other)
+    return *mean_and_half(apart.mean(1)), mean_and_half(seeds.mean(0))[1]
 
 
 def finding(options: Options, values: Mapping[str, Tensor]) -> tuple[bool, str]:
     """Whether the goal is met, and a sentence."""
-    late = [j for j, share in enumerate(SHARES) if share > ABOVE + 1e-9]
-    found = [difference(values, OURS, j) for j in late]
-    met = [mean + max(half, other) < 0 for (mean, half), other in found]
+    found = [difference(values, OURS, j) for j, share in enumerate(SHARES) if share > ABOVE + 1e-9]
+    met = [mean + max(half, other) < 0 for mean, half, other in found]
     if all(met):
         return True, f"Smoothed gradients beat random search at every budget above {ABOVE:.0%} of {options.budget:,} run-episodes"
     return False, f"Smoothed gradients beat random search at {sum(met)} of the {len(met)} budgets above a fifth: the goal is missed"
 
 
-def curve(values: Tensor, options: Options) -> list[tuple[float, float, float]]:
-    """Budget, mean over repetitions and held-out instances, and its half-width over repetitions, at every share."""
-    mean, half = mean_and_interval(values.mean(-1))
-    return [(s * options.budget, float(m), float(h)) for s, m, h in zip(SHARES, mean, half, strict=True)]
-
-
-def report(options: Options, values: Mapping[str, Tensor]) -> tuple[str, list[dict[str, Any]]]:
-    """What a person reads, and a row for every method and budget."""
-    rows, cells = [], []
+def rows_of(options: Options, values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """A row for every method and budget, the objective in the mean over repetitions and held-out instances."""
+    keys = ("run_episodes", "objective", "half_width", "less_random", "over_repetitions", "over_instances")
+    rows = []
     for method, found in values.items():
-        for j, (spent, mean, half) in enumerate(curve(found, options)):
-            (apart, over_repetitions), over_instances = difference(values, method, j)
-            numbers = [spent, mean, half, apart, over_repetitions, over_instances]
-            keys = ("run_episodes", "objective", "half_width", "less_random", "over_repetitions", "over_instances")
+        for j, share in enumerate(SHARES):
+            numbers = (share * options.budget, *mean_and_half(found[:, j].mean(-1)), *difference(values, method, j))
             rows.append({"method": method, **dict(zip(keys, numbers, strict=True))})
-            if j in (1, 2, 4, 6, 9):
-                apart_cells = (
-                    ["-"] * 2 if method == RIVAL else [plus_minus(apart, x, ",.3f") for x in (over_repetitions, over_instances)]
-                )
-                cells.append([method, f"{spent:,.0f}", plus_minus(mean, half, ",.3f"), *apart_cells])
+    return rows
+
+
+def report(options: Options, rows: Sequence[Mapping[str, Any]], sentence: str) -> str:
+    """What a person reads."""
+    cells = []
+    for j, (method, spent, mean, half, apart, *halves) in enumerate(row.values() for row in rows):
+        if j % len(SHARES) in (1, 2, 4, 6, 9):
+            apart_cells = ["-" if method == RIVAL else plus_minus(apart, other, ",.3f") for other in halves]
+            cells.append([method, f"{spent:,.0f}", plus_minus(mean, half, ",.3f"), *apart_cells])
     header = ["method", "run-episodes", "objective", "less random search (over repetitions)", "(over instances)"]
-    words = (
-        f"{options.repetitions} repetitions, {2 * options.held_out} held-out instances, {options.horizon} episodes, 95% intervals"
-    )
-    return f"{finding(options, values)[1]}.\n\n{words}.\n\n{table(header, cells, 'comparison')}", rows
+    words = f"{options.repetitions} repetitions, {2 * options.held_out} held-out instances, {options.horizon} episodes"
+    return f"{sentence}.\n\n{words}, 95% intervals.\n\n{table(header, cells, 'comparison')}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,14 @@ import torch
 from torch import Tensor
 
 import torchcmdp as tc
-from torchcmdp import Learner, RunResult, Simulator
 from torchcmdp.events import flatten
+from torchcmdp.files import write_file
 from torchcmdp.tuning import SCALES, Played, Study
 
 from ..program import bar, with_interval
 from .instances import Instances
 
-MEASURES = ("objective", "regret", "violation", "positive violation")
+MEASURES = {"objective": ",.3f", "regret": ",.1f", "violation": ",.1f", "positive violation": ",.1f"}  # and how they are written
 PAPER: dict[str, float] = dict.fromkeys(SCALES, 1.0)
 
 # measure by method: a number an instance
@@ -38,7 +37,7 @@ def play_all(study: Study, points: Sequence[Mapping[str, float]], seed: int, **o
     return study.play(spread(points, n), torch.arange(n).repeat(len(points)), seed, **options)
 
 
-def play_out(learner: Learner, env: Simulator, episodes: int, tick: Callable[[int], None] | None = None) -> RunResult:
+def play_out(learner: tc.Learner, env: tc.Simulator, episodes: int, tick: Callable[[int], None] | None = None) -> tc.RunResult:
     """Whole runs. Ctrl-C ends a run in good order, but half of one must not be kept, and so it goes on from here."""
     result = tc.run(learner, env, episodes, progress=False, on_progress=tick)
     if not result.completed:
@@ -57,8 +56,8 @@ def evaluate(
     with bar(None, f"{horizon:,} episodes", total=horizon, unit="ep") as shown:
         played = play_all(study, [{**PAPER, **method} for method in methods.values()], seed, tick=shown.update)
     values = (study.objective(played.parts), played.regret, played.worst_violation, played.worst_positive_violation)
-    rows = zip(*(x.view(len(methods), -1).tolist() for x in values), strict=True)
-    return {method: dict(zip(MEASURES, row, strict=True)) for method, row in zip(methods, rows, strict=True)}
+    rows = zip(methods, *(x.view(len(methods), -1).tolist() for x in values), strict=True)
+    return {method: dict(zip(MEASURES, row, strict=True)) for method, *row in rows}
 
 
 def of_kind(values: Sequence[float], kinds: Sequence[str], kind: str) -> Tensor:
@@ -71,8 +70,7 @@ def rows_of(results: Results, kinds: Sequence[str], horizon: int) -> list[list[s
     rows = []
     for kind in dict.fromkeys(kinds):
         for method, measures in results.items():
-            numbers = [of_kind(measures[name], kinds, kind) for name in MEASURES]
-            cells = [with_interval(x, ",.3f" if name == "objective" else ",.1f") for name, x in zip(MEASURES, numbers, strict=True)]
+            cells = [with_interval(of_kind(measures[name], kinds, kind), form) for name, form in MEASURES.items()]
             rows.append([f"{horizon:,}", kind, method, *cells])
     return rows
 
@@ -93,10 +91,7 @@ def stage(folder: Path, name: str, config: Mapping[str, Any], function: Callable
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing or damaged: it is made again
     result = json.loads(json.dumps(function()))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"config": settings, "result": result}))
-    os.replace(temporary, file)
+    write_file(file, json.dumps({"config": settings, "result": result}).encode())
     return result
 
 
@@ -104,7 +99,5 @@ def _other(file: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """That a stage was made with other settings, and the first of them."""
     before, after = flatten(old), flatten(new)
     name = next(name for name in (*after, *before) if before.get(name) != after.get(name))
-    return (
-        f"{file} was made with {name} = {json.dumps(before.get(name))}, and this command has {json.dumps(after.get(name))}; it is "
-        "played again."
-    )
+    was, now = (json.dumps(settings.get(name)) for settings in (before, after))
+    return f"{file} was made with {name} = {was}, and this command has {now}; it is played again."

@@ -10,25 +10,12 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from torchcmdp.metrics import mean_and_interval
-from torchcmdp.plotting.style import (
-    GREY,
-    INK,
-    PALETTE,
-    SMALL,
-    TITLE,
-    blank,
-    cross,
-    name_ends,
-    name_points,
-    thousands,
-    tidy,
-    zero_line,
-)
+from torchcmdp.plotting import INK, PALETTE, SMALL, TITLE, blank
+from torchcmdp.plotting.style import GREY, cross, name_ends, name_points, thousands, tidy, zero_line
 
-PARTS = ("regret", "positive violation")
+from ..program import mean_and_half
 
-
+MEASURED = ("regret", "positive violation")
 # What the constants are called where people speak of them.
 KNOWN_AS = {
     "eta_scale": "learning rate",
@@ -54,7 +41,7 @@ def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]], note: 
     figure = blank(3.6 * COLUMNS, 3.1 * rows)
     spread = {name: float(np.ptp(np.asarray(curve["value"], dtype=float)[:, 1])) for name, curve in curves.items()}
     most, least = max(spread, key=lambda n: spread[n]), min(spread, key=lambda n: spread[n])
-    finding = f"The {known_as(most)} moves the positive violation most, by {spread[most]:.2g} an episode; {known_as(least)} least"
+    finding = f"The {KNOWN_AS[most]} moves the positive violation most, by {spread[most]:.2g} an episode; {KNOWN_AS[least]} least"
     figure.suptitle(finding, x=0.01, ha="left", fontsize=TITLE + 1, color=INK)
     first: Axes | None = None
     right: tuple[Axes, list[tuple[float, float]]] | None = None  # the panel at the right end, where names take no room from another
@@ -67,17 +54,12 @@ def sensitivity_figure(curves: Mapping[str, Mapping[str, Sequence[Any]]], note: 
         zero_line(axes)
         right = (axes, ends) if j < COLUMNS else right
         unit = "" if j % COLUMNS else "regret (reward) and positive\nviolation (cost) an episode"
-        tidy(axes, f"{known_as(name)}, multiple of the paper's", unit, f"violation moves by {spread[name]:.2g}")
+        tidy(axes, f"{KNOWN_AS[name]}, multiple of the paper's", unit, f"violation moves by {spread[name]:.2g}")
     if right is not None:
-        named = zip(right[1], PARTS, PALETTE, strict=False)
+        named = zip(right[1], MEASURED, PALETTE, strict=False)
         name_ends(right[0], [(*end, label, colour) for end, label, colour in named])
     figure.supxlabel(note, fontsize=SMALL, color=GREY)
     return figure
-
-
-def known_as(name: str) -> str:
-    """What a constant is called where people speak of it."""
-    return KNOWN_AS.get(name, name)
 
 
 def _with_tangents(axes: Axes, curve: Mapping[str, Sequence[Any]], part: int, colour: str) -> tuple[float, float]:
@@ -103,7 +85,8 @@ def front_figure(points: Mapping[str, Mapping[str, Sequence[float]]], horizon: i
     named: list[tuple[float, float, str, str]] = []
     safest = min(points, key=lambda label: sum(points[label]["positive violation"]))
     for j, (label, measures) in enumerate(points.items()):
-        (x, dx), (y, dy) = (_per_episode(measures[name], horizon) for name in ("positive violation", "regret"))
+        numbers = (torch.tensor(measures[name], dtype=torch.float64) for name in ("positive violation", "regret"))
+        (x, dx), (y, dy) = (mean_and_half(x / horizon) for x in numbers)
         colour = PALETTE[j % len(PALETTE)]
         cross(axes, x, y, dx, dy, colour)
         named.append((x, y, label, colour))
@@ -121,12 +104,15 @@ def front_figure(points: Mapping[str, Mapping[str, Sequence[float]]], horizon: i
     return figure
 
 
-def budget_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], title: str) -> Figure:
+def budget_figure(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """What each method would hand out, judged on held-out instances, against the run-episodes that it has played; 95% bands."""
     figure = blank(7.4, 4.4)
     axes = figure.add_subplot(1, 1, 1)
     thousands(axes.xaxis)
-    _draw_banded(axes, {name: [(x, y, y - half, y + half) for x, y, half in points] for name, points in curves.items()})
+    curves: dict[str, list[list[float]]] = {}
+    for method, spent, y, half, *_ in (row.values() for row in rows):
+        curves.setdefault(method, []).append([spent, y, y - half, y + half])
+    _draw_banded(axes, curves)
     ylabel = "regret + weighted violation an episode (reward)\nof what is handed out, held-out instances"
     note = "mean over repetitions, bands: 95% intervals over them; less is better"
     tidy(axes, "run-episodes played", ylabel, title, note)
@@ -160,8 +146,3 @@ def _draw_banded(axes: Axes, curves: Mapping[str, Sequence[Sequence[float]]]) ->
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         ends.append((float(x[-1]), float(y[-1]), name, colour))
     name_ends(axes, ends)
-
-
-def _per_episode(values: Sequence[float], horizon: int) -> tuple[float, float]:
-    mean, half = mean_and_interval(torch.tensor(values, dtype=torch.float64) / horizon)
-    return float(mean), float(half)

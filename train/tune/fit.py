@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-import torchcmdp as tc
 from torchcmdp.learners.fitted import Follow
 from torchcmdp.learners.practical import RECIPE, practical_costs
-from torchcmdp.metrics import mean_and_interval
 from torchcmdp.tuning import Smoothed, Study
 
-from .. import program
-from ..program import Count, begin, plus_minus, table, write_table
+from ..program import Count, at_least, bar, begin, mean_and_half, plus_minus, publish, table, write_table
 from . import fit_design as design
 from .evaluate import play_all, stage
 from .fit_design import Cell
@@ -47,50 +44,39 @@ class Options:
     """
 
     updates: Count = design.UPDATES  # Of both trainings.
-    held_out: Count = 32  # Problems of every held-out cell, each with costs that stay and with costs that change.
+    held_out: Annotated[int, at_least(2, "an interval over problems")] = 32
+    """Problems of every held-out cell, each with costs that stay and with costs that change."""
     seed: int = 0  # Of all random numbers.
     name: str = "tune-fit"  # Folder of the results inside LOGDIR.
     logdir: str = "runs"  # Folder of all experiments.
     quick: bool = False  # A minute's version, into LOGDIR/NAME-quick: few updates, short runs, few problems.
 
 
-@dataclass(frozen=True)
-class Cells:
-    """What is trained on, and what is judged on: outside of the range of training, and inside."""
-
-    training: tuple[Cell, ...] = design.TRAINING
-    held_out: tuple[Cell, ...] = design.HELD_OUT_CELLS
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Train and judge; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Train and judge."""
     options, folder = begin(Options, arguments, "tune fit", {"updates": 4, "held_out": 2})
-    cells = Cells()
+    training, held_out = design.TRAINING, design.HELD_OUT_CELLS
     if options.quick:
-        cells = Cells(*(tuple(replace(x, horizon=min(x.horizon, 40) // 2) for x in part[:4]) for part in vars(cells).values()))
-    if options.held_out < 2:
-        raise tc.InvalidInput(f"--held-out is {options.held_out}; an interval over problems needs at least 2.")
+        training, held_out = (tuple(replace(x, horizon=min(x.horizon, 40) // 2) for x in part[:4]) for part in (training, held_out))
     trained = {}
     for name in (FIXED, FITTED):  # the map, and with slopes that stay zero one set of constants for all
-        config = {**settings(options), "cells": [asdict(cell) for cell in cells.training], "follow": name == FITTED}
-        found = stage(folder, name.replace(" ", "_"), config, lambda x=name: train(options, cells.training, x).plain())
+        config = {**settings(options), "cells": [asdict(cell) for cell in training], "follow": name == FITTED}
+        found = stage(folder, name.replace(" ", "_"), config, lambda x=name: train(options, training, x).plain())
         trained[name] = Follow.of(found)
-    groups = {"outside": (cells.held_out, design.JUDGE_SEEDS), "inside": (cells.training, design.INSIDE_SEEDS)}
+    groups = {"outside": (held_out, design.JUDGE_SEEDS), "inside": (training, design.INSIDE_SEEDS)}
     trial = 50 if options.quick else 0  # which does not look at the problems that are judged on
-    judged: dict[str, list[Judged]] = {}
-    for where, (chosen, first) in groups.items():
-        judged[where] = []
-        for j, cell in enumerate(program.bar(chosen, f"judging {where}")):
+    judged: dict[str, list[Judged]] = {where: [] for where in groups}
+    for where, (chosen, start) in groups.items():
+        for j, cell in enumerate(bar(chosen, f"judging {where}")):
+            first = start + 100 * j + trial
             points = {TODAY: dict(design.START), **{key: follow.scales(cell.features) for key, follow in trained.items()}}
-            work = partial(judge, options, cell, first + 100 * j + trial, points)
-            config = {**settings(options), "cell": asdict(cell), "first": first + 100 * j + trial, "points": points}
-            judged[where].append(stage(folder, f"{where}_{j}", {**config, "held_out": options.held_out}, work))
-    folder.mkdir(parents=True, exist_ok=True)
-    trained[FITTED].save(folder / "fitted.json")
+            config = {**settings(options), "cell": asdict(cell), "first": first, "points": points, "held_out": options.held_out}
+            work = partial(judge, options, cell, first, points)
+            judged[where].append(stage(folder, f"{where}_{j}", config, work))
     write_table(folder / "fit.csv", rows_of(groups, judged))
+    trained[FITTED].save(folder / "fitted.json")
     where = f"Written to {folder}: report.md, fit.csv, fitted.json"
-    program.publish(folder / "report.md", report(options, cells, trained, judged), where)
-    return 0
+    publish(folder / "report.md", report(options, held_out, trained, judged), where)
 
 
 def settings(options: Options) -> dict[str, Any]:
@@ -110,7 +96,7 @@ def train(options: Options, cells: Sequence[Cell], name: str) -> Follow:
         [cell.study(range(first + b, first + b + design.BLOCK), design.WEIGHT) for b in blocks]
         for first, cell in ((design.TRAIN_SEEDS + 100 * j, cell) for j, cell in enumerate(cells))
     ]
-    for update in program.bar(range(options.updates), name):
+    for update in bar(range(options.updates), name):
         slopes = gradient(follow, seen, [own[update % len(own)] for own in studies], (options.seed + 1) * 100_000 + 100 * update)
         offset = follow.offset - design.RATE * slopes[0]
         if name == FITTED:
@@ -148,9 +134,8 @@ def judge(options: Options, cell: Cell, first: int, points: Mapping[str, Mapping
 
 def difference(judged: Sequence[Judged], method: str, rival: str, measure: str) -> tuple[float, float]:
     """Mean and 95% half-width of method less rival, paired, over all problems of all cells."""
-    values = [torch.tensor(cell[m][measure], dtype=torch.float64) for m in (method, rival) for cell in judged]
-    mean, half = mean_and_interval(torch.cat(values[: len(judged)]) - torch.cat(values[len(judged) :]))
-    return float(mean), float(half)
+    ours, theirs = (torch.tensor([x for cell in judged for x in cell[m][measure]], dtype=torch.float64) for m in (method, rival))
+    return mean_and_half(ours - theirs)
 
 
 def wins(judged: Sequence[Judged]) -> bool:
@@ -168,19 +153,21 @@ def finding(judged: Sequence[Judged]) -> str:
 def rows_of(groups: Mapping[str, tuple[Sequence[Cell], int]], judged: Mapping[str, Sequence[Judged]]) -> list[dict[str, Any]]:
     """A row for every cell, method and measure."""
     return [
-        {"where": where, "cell": str(cell), "method": method, "measure": measure, "mean": float(mean), "half_width": float(half)}
+        {"where": where, "cell": str(cell), "method": method, "measure": measure, "mean": mean, "half_width": half}
         for where, (cells, _) in groups.items()
         for cell, found in zip(cells, judged[where], strict=True)
         for method, measures in found.items()
         for measure, values in measures.items()
-        for mean, half in [mean_and_interval(torch.tensor(values, dtype=torch.float64))]
+        for mean, half in [mean_and_half(torch.tensor(values, dtype=torch.float64))]
     ]
 
 
-def report(options: Options, cells: Cells, trained: Mapping[str, Follow], judged: Mapping[str, Sequence[Judged]]) -> str:
+def report(
+    options: Options, held_out: Sequence[Cell], trained: Mapping[str, Follow], judged: Mapping[str, Sequence[Judged]]
+) -> str:
     """What a person reads."""
-    points = {"today's": design.START, **{FIXED: trained[FIXED].scales(cells.training[0].features)}}
-    points |= {f"fitted: {cell}": trained[FITTED].scales(cell.features) for cell in cells.held_out}
+    points = {TODAY: design.START, FIXED: trained[FIXED].scales(held_out[0].features)}  # the same for all cells
+    points |= {f"fitted: {cell}": trained[FITTED].scales(cell.features) for cell in held_out}
     constants = [[name, *(f"{value:.3g}" for value in scales.values())] for name, scales in points.items()]
     apart = [
         [where, f"{method} - {rival}", *(plus_minus(*difference(found, method, rival, m), ",.3f") for m in MEASURES)]
@@ -189,15 +176,14 @@ def report(options: Options, cells: Cells, trained: Mapping[str, Follow], judged
     ]
     each = [
         [str(cell), *(plus_minus(*difference([found], FITTED, rival, "objective"), ",.3f") for rival in (TODAY, FIXED))]
-        for cell, found in zip(cells.held_out, judged["outside"], strict=True)
+        for cell, found in zip(held_out, judged["outside"], strict=True)
     ]
-    return "\n\n".join(
-        [
-            f"{finding(judged['outside'])}.",
-            f"{options.held_out} problems of each of {len(cells.held_out)} held-out cells, 95% intervals over problems, paired; an "
-            f"episode; the objective is regret + {design.WEIGHT:g} x positive violation; {options.updates} updates.",
-            table(["problems", "difference", *MEASURES], apart, "differences"),
-            table(["held-out cell", f"fitted - {TODAY}", f"fitted - {FIXED}"], each, "cells"),
-            table(["constants", *design.START], constants, "constants"),
-        ]
+    parts = (
+        f"{finding(judged['outside'])}.",
+        f"{options.held_out} problems of each of {len(held_out)} held-out cells, 95% intervals over problems, paired; an "
+        f"episode; the objective is regret + {design.WEIGHT:g} x positive violation; {options.updates} updates.",
+        table(["problems", "difference", *MEASURES], apart, "differences"),
+        table(["held-out cell", f"fitted - {TODAY}", f"fitted - {FIXED}"], each, "cells"),
+        table(["constants", *design.START], constants, "constants"),
     )
+    return "\n\n".join(parts)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 
-from ..program import Count, begin, publish, table
+from ..program import Count, at_least, begin, publish, table
 from .evaluate import MEASURES, PAPER, evaluate, rows_of, stage
 from .instances import HELD_OUT, KINDS, RULES, InstanceOptions
 
@@ -27,17 +26,16 @@ class Options(InstanceOptions):
     """
 
     horizons: tuple[Count, ...] = (1000, 10_000)  # Episodes of a run.
-    instances: int = 10  # Seeds of instances, each with stochastic and with changing costs.
+    instances: Annotated[int, at_least(2, "an interval over instances")] = 10
+    """Seeds of instances, each with stochastic and with changing costs."""
     widths: tuple[int, ...] = (1, 4, 4, 4, 1)  # States in each layer.
     seed: int = 0  # Of all random numbers.
     name: str = "tune-horizons"  # Folder of the results inside LOGDIR.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Play all horizons; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Play all horizons."""
     options, folder = begin(Options, arguments, "tune horizons")
-    if options.instances < 2:
-        raise tc.InvalidInput(f"--instances is {options.instances}; an interval over instances needs at least 2.")
     methods = {"paper": PAPER, "practical": PRACTICAL_SCALES}
     size = (options.widths, options.actions, options.constraints)
     settings: dict[str, Any] = {"weight": options.weight, "delta": options.delta, "seed": options.seed}
@@ -50,4 +48,3 @@ def main(arguments: Sequence[str]) -> int:
         rows += rows_of(results, instances.kinds, horizon)
     header = ["episodes", "costs", "constants", *MEASURES]
     publish(folder / "report.md", table(header, sorted(rows, key=lambda row: KINDS.index(row[1]))))
-    return 0

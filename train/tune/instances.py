@@ -67,10 +67,10 @@ class Instances:
         """Refuse a weight of the violation with which it pays to break a constraint: it must exceed every multiplier."""
         largest = float(multipliers(self.cmdp).max())
         if weight <= largest:
-            raise tc.InvalidInput(
-                f"--weight is {weight:g}; it must be greater than {largest:.3g}, the largest multiplier of the instances, or "
-                "breaking a constraint pays."
+            reason = (
+                f"it must be greater than {largest:.3g}, the largest multiplier of the instances, or breaking a constraint pays"
             )
+            raise tc.InvalidInput(f"--weight is {weight:g}; {reason}.")
 
     def environment(self, instances: Tensor, seed: int, distinct_runs: int | None = None) -> tc.Simulator:
         """A fresh simulator in which every run plays its own instance; blocks of `distinct_runs` share their random numbers."""
@@ -104,18 +104,16 @@ def make_instances(
     that one policy is safe before and after.
     """
     change = max(1, horizon // 3)
-    share = change / horizon
-    cmdps, befores, afters, labels = [], [], [], []
+    share, cmdps, costs = change / horizon, [], []
     for seed in seeds:
         cmdp = _binding((widths, actions, constraints), seed)
         for kind in kinds:
             after = cmdp.costs if kind == "stochastic" else _other_costs(cmdp, seed)
             mean = share * cmdp.costs + (1 - share) * after if kind == "adversarial" else cmdp.costs
             cmdps.append(tc.LayeredCMDP(cmdp.layout, cmdp.transitions, cmdp.rewards, mean))
-            befores.append(cmdp.costs)
-            afters.append(after)
-            labels.append(kind)
-    return Instances(tc.stack_cmdps(cmdps), torch.stack(befores), torch.stack(afters), tuple(labels), change)
+            costs.append((cmdp.costs, after))
+    before, after = map(torch.stack, zip(*costs, strict=True))
+    return Instances(tc.stack_cmdps(cmdps), before, after, tuple(kinds) * len(seeds), change)
 
 
 def _binding(size: tuple[Sequence[int], int, int], seed: int) -> tc.LayeredCMDP:

@@ -12,7 +12,7 @@ import torch
 
 from torchcmdp.learners import LEARNERS
 
-from ..paper.presets import maker, settings
+from ..paper.presets import settings
 from ..program import Count, bar, begin, publish, table
 from .evaluate import play_out, spread, stage
 from .instances import RULES, InstanceOptions, Instances
@@ -49,8 +49,8 @@ class Options(InstanceOptions):
     name: str = "tune-rivals"  # Folder of the results inside LOGDIR.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Search for all rivals; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Search for all rivals."""
     options, folder = begin(Options, arguments, "tune rivals")
     training = options.training(options.horizon)
     training.check_weight(options.weight)
@@ -68,7 +68,6 @@ def main(arguments: Sequence[str]) -> int:
     spent = ", ".join(f"{LEARNERS[key].name} {effort * math.prod(map(len, grid.values())):,}" for key, grid in GRIDS.items())
     words = f"{len(training.kinds)} instances, {options.repetitions} repetitions of {options.runs} runs on each"
     publish(folder / "report.md", f"The best three of every grid, by mean rank; {words}. Run-episodes: {spent}.\n\n{text}")
-    return 0
 
 
 def ranked(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -94,13 +93,12 @@ def search(options: Options, training: Instances, key: str, grid: Mapping[str, S
         env = training.environment(which, options.seed, block)
         own = settings(key, {mode: value, **spread(points, block)}, env.cmdp)
         size = (env.cmdp.layout, env.cmdp.constraints, options.horizon, options.delta, env.runs)
-        learner = maker(key)(*size, **own)
+        learner = LEARNERS[key].scaled(*size, **own)
         with bar(None, f"{learner.name}, {j} of {len(values)}", total=options.horizon, unit="ep") as shown:
             result = play_out(learner, env, options.horizon, shown.update)
-        regret, unsafe = result.regret[:, -1], result.positive_violation_by_constraint[:, -1].sum(-1)
-        objectives = ((regret + options.weight * unsafe) / options.horizon).view(len(points), options.repetitions, -1).mean(-1)
-        for k, point in enumerate(points):
-            rows = slice(k * block, (k + 1) * block)
-            means = {"regret": float(regret[rows].mean()), "positive violation": float(unsafe[rows].mean())}
-            found.append({mode: value, **point, "objectives": objectives[k].tolist(), **means})
+        ends = (result.regret[:, -1], result.positive_violation_by_constraint[:, -1].sum(-1))
+        for point, regret, unsafe in zip(points, *(x.view(len(points), options.repetitions, -1) for x in ends), strict=True):
+            objectives = ((regret + options.weight * unsafe) / options.horizon).mean(-1).tolist()
+            means = {"regret": float(regret.mean()), "positive violation": float(unsafe.mean())}
+            found.append({mode: value, **point, "objectives": objectives, **means})
     return found

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-import torchcmdp as tc
 from torchcmdp.learners.practical import PRACTICAL_SCALES
 from torchcmdp.tuning import Smoothed, Study
 from torchcmdp.tuning.smoothed import Pairs
 
-from .. import program
-from ..program import Count, begin, plus_minus, table
+from ..program import Count, at_least, bar, begin, plus_minus, publish, table
 from .evaluate import stage
-from .figures import KNOWN_AS, PARTS, sensitivity_figure
+from .figures import KNOWN_AS, MEASURED, sensitivity_figure
 from .instances import RULES, InstanceOptions
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # around the point
@@ -42,36 +40,32 @@ class Options(InstanceOptions):
     """
 
     horizon: Count = 1000  # Episodes of a run.
-    pairs: Count = 16  # Of runs, of each instance at each point.
+    pairs: Annotated[int, at_least(2, "an interval")] = 16  # Of runs, of each instance at each point.
     name: str = "tune-sensitivity"  # Folder of the results inside LOGDIR.
     quick: bool = False  # A minute's version, into LOGDIR/NAME-quick: short runs, few of them.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Play and draw; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Play and draw."""
     options, folder = begin(Options, arguments, "tune sensitivity", {"horizon": 30, "pairs": 3, "instances": 1})
-    if options.pairs < 2:
-        raise tc.InvalidInput(f"--pairs is {options.pairs}; an interval needs at least 2.")
     study = options.training(options.horizon).study(options.horizon, options.weight, options.delta)
     config = {"point": PRACTICAL_SCALES, "factors": FACTORS, "sigma": SIGMA, "normal": NORMAL, **RULES, **options.settings()}
     curves = stage(folder, "sensitivity", config, lambda: sensitivity(study, PRACTICAL_SCALES, options.pairs, options.seed))
     where = f"Written to {folder}: report.md, sensitivity.png, sensitivity.pdf"
     figure = sensitivity_figure(curves, note(study, options.pairs))
-    program.publish(folder / "report.md", report(curves), where, {"sensitivity": figure})
-    return 0
+    publish(folder / "report.md", report(curves), where, {"sensitivity": figure})
 
 
 def note(study: Study, pairs: int) -> str:
     """What the figure is made of."""
-    return (
-        f"{study.horizon:,} episodes, {study.instances} instances, {pairs} pairs of runs of each; bands and wedges: 95% intervals"
-    )
+    size = f"{study.horizon:,} episodes, {study.instances} instances, {pairs} pairs of runs of each"
+    return f"{size}; bands and wedges: 95% intervals"
 
 
 def sensitivity(study: Study, scales: Mapping[str, float], pairs: int, seed: int) -> Curves:
     """Both parts of the objective an episode around the scales, and their slopes, each scale moved by itself."""
     curves: Curves = {}
-    with program.bar(None, "sensitivity", total=len(scales) * study.horizon, unit="ep") as shown:
+    with bar(None, "sensitivity", total=len(scales) * study.horizon, unit="ep") as shown:
         for name, value in scales.items():
             rest = {other: scale for other, scale in scales.items() if other != name}
             alone = replace(study, options={**study.options, **rest})
@@ -99,12 +93,8 @@ def report(curves: Curves) -> str:
     """The numbers of the figure."""
     rows = []
     for name, curve in curves.items():
-        for j, scale in enumerate(curve["scale"]):
-            cells = [
-                plus_minus(curve[kind][j][part], curve[f"{kind}_half"][j][part], ",.3f")
-                for kind in ("value", "slope")
-                for part in (0, 1)
-            ]
+        for scale, *pairs in zip(*(curve[key] for key in ("scale", "value", "value_half", "slope", "slope_half")), strict=True):
+            cells = [plus_minus(mean, half, ",.3f") for two in (pairs[:2], pairs[2:]) for mean, half in zip(*two, strict=True)]
             rows.append([KNOWN_AS[name], f"{scale:.3g}", *cells])
-    header = ["constant", "multiple of the paper's", *PARTS, *(f"slope of {part}" for part in PARTS)]
+    header = ["constant", "multiple of the paper's", *MEASURED, *(f"slope of {part}" for part in MEASURED)]
     return f"Per episode; slopes are in the logarithm of the constant.\n\n{table(header, rows, 'sensitivity')}"

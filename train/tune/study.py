@@ -12,11 +12,9 @@ from typing import Annotated, Any
 import torch
 
 import torchcmdp as tc
-from torchcmdp import plotting
-from torchcmdp.tuning import SCALES, Descent, Study, optimise, random_search
+from torchcmdp.tuning import SCALES, Descent, optimise, random_search
 
-from .. import program
-from ..program import Count, Positive, table, with_interval
+from ..program import MAY_BE_EMPTY, Count, Positive, at_least, bar, begin, publish, retyped, table, with_interval
 from .evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
 from .figures import front_figure, sensitivity_figure
 from .instances import HELD_OUT, RULES, InstanceOptions, Instances
@@ -56,8 +54,8 @@ class Options(InstanceOptions):
     horizon: Count = 1000  # Episodes of a run while tuning; the result is judged at ten times as many too.
     steps: Count = 18  # Steps of the descent.
     repeats: Count = 2  # Runs of each instance for each partial derivative.
-    held_out: Count = 16  # Seeds of the instances that the result is judged on.
-    front: Annotated[tuple[Positive, ...], program.MAY_BE_EMPTY] = (0.5, 8.0)
+    held_out: Annotated[int, at_least(2, "an interval over instances")] = 16  # Seeds of the instances that the result is judged on.
+    front: Annotated[tuple[Positive, ...], MAY_BE_EMPTY] = (0.5, 8.0)
     """Further weights, for the front between regret and violation."""
     front_steps: Count = 5  # Steps of the descent for each of them, from what was tuned.
     name: str = "tune"  # Folder of the results inside LOGDIR.
@@ -66,36 +64,24 @@ class Options(InstanceOptions):
     """A minute's version, into LOGDIR/NAME-quick: short horizon, few steps, few instances, whatever else was asked for."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the study; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the study."""
     small = {"horizon": 200, "steps": 5, "instances": 2, "repeats": 1, "held_out": 4, "front_steps": 1}
-    options, folder = program.begin(Options, arguments, "tune", small)
+    options, folder = begin(Options, arguments, "tune", small)
     _check(options)
-    if options.fresh:
-        _forget(folder)
+    written = ("stages/*", "descent/*", "descent_weight_*/*", "report.md", "study.json", "sensitivity.png", "front.png")
+    for file in [file for pattern in written for file in folder.glob(pattern) if options.fresh]:
+        file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     where = f"Written to {folder}: report.md, study.json, sensitivity.png, front.png; {program.look_at(folder)}"
-    program.publish(folder / "report.md", Work(options, folder).run(), where)
-    return 0
+    publish(folder / "report.md", Work(options, folder).run(), where)
 
 
 def _check(options: Options) -> None:
     tc.Layout(options.widths, options.actions)  # which says what is wrong with them before anything is written
-    if options.held_out < 2:
-        raise tc.InvalidInput("--held-out is 1; an interval over instances needs at least 2.")
     if options.seed + options.instances > HELD_OUT:
         raise tc.InvalidInput(f"--seed is {options.seed}; training seeds must stay below {HELD_OUT}, where the unseen ones begin.")
     options.training(options.horizon).check_weight(options.weight)
-
-
-def _forget(folder: Path) -> None:
-    """Remove what an earlier study wrote, and nothing else."""
-    for part in ("stages", "descent", "descent_weight_*"):
-        for old in folder.glob(part):
-            for file in old.iterdir():
-                file.unlink()
-    for name in ("report.md", "study.json", "sensitivity.png", "front.png"):
-        (folder / name).unlink(missing_ok=True)
 
 
 class Work:
@@ -105,8 +91,7 @@ class Work:
         self.options, self.folder = options, folder
         self.config = options.settings("front", "front_steps", "held_out")
         self.training = options.training(options.horizon)
-        self.study = self.training.study(options.horizon, options.weight, options.delta)
-        self.place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": program.bar}  # of every descent
+        self.place: dict[str, Any] = {"box": BOX, "config": self.config, "progress": bar}  # of every descent
 
     def held_out(self, horizon: int) -> Instances:
         """The instances that nothing was chosen on."""
@@ -114,23 +99,24 @@ class Work:
 
     def run(self) -> str:
         """All stages in turn; returns the report."""
-        o = self.options
+        o, study = self.options, self.training.study(self.options.horizon, self.options.weight, self.options.delta)
         descent = Descent(steps=o.steps, repeats=o.repeats, seed=o.seed, estimator="mixed")
-        found = optimise(self.study, START, descent, folder=self.folder / "descent", **self.place)
-        runs = len(START) * self.study.instances * o.repeats
-        searched = self.stage("random_search", {"candidates": len(found.history)}, lambda: self.search(len(found.history), runs))
-        methods = {"paper": PAPER, "tuned": found.scales, "random search": searched["best"]}
-        horizons = (o.horizon, 10 * o.horizon)
-        judged = {str(T): self.stage(f"held_out_{T}", methods, lambda T=T: self.judge(methods, T)) for T in horizons}
-        curved = partial(sensitivity, self.study, found.scales, PAIRS, o.seed)
+        found = optimise(study, START, descent, folder=self.folder / "descent", **self.place)
+        # as many random candidates as the descent had steps
+        effort = {"candidates": len(found.history), "runs": len(START) * study.instances * o.repeats}
+        searching = partial(random_search, study, BOX, **effort, seed=o.seed, progress=bar)
+        best, _ = self.stage("random_search", effort, searching)
+        methods = {"paper": PAPER, "tuned": found.scales, "random search": best}
+        judged = {str(T): self.judge(f"held_out_{T}", methods, T) for T in (o.horizon, 10 * o.horizon)}
+        curved = partial(sensitivity, study, found.scales, PAIRS, o.seed)
         curves = self.stage("sensitivity", {**found.scales, "pairs": PAIRS}, curved)
         front = self.front(found.scales, descent, judged[str(o.horizon)])
-        plotting.save(self.folder / "sensitivity.png", sensitivity_figure(curves, note(self.study, PAIRS)))
-        plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
-        command = f"python -m train tune{program.retyped(o, 'name', 'logdir', 'fresh')}"
-        study = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": vars(descent), **methods}
+        tc.plotting.save(self.folder / "sensitivity.png", sensitivity_figure(curves, note(study, PAIRS)))
+        tc.plotting.save(self.folder / "front.png", front_figure(front, o.horizon))
+        command = f"python -m train tune{retyped(o, 'name', 'logdir', 'fresh')}"
+        about = {"command": command, "options": asdict(o), "start": START, "box": BOX, "descent": vars(descent), **methods}
         extra = {"history": found.history, "run_episodes": found.run_episodes, "held_out": judged, "front": front}
-        (self.folder / "study.json").write_text(json.dumps({**study, **extra}, indent=2) + "\n")
+        (self.folder / "study.json").write_text(json.dumps({**about, **extra}, indent=2) + "\n")
         return self.report(command, methods, judged, found.run_episodes)
 
     def stage(self, name: str, extra: Mapping[str, Any], function: Any) -> Any:
@@ -138,28 +124,21 @@ class Work:
         config = {**self.config, "held_out": self.options.held_out, "box": BOX, "start": START, **RULES, "extra": extra}
         return stage(self.folder, name, config, function)
 
-    def search(self, candidates: int, runs: int) -> dict[str, Any]:
-        """The best of as many random candidates as the descent had steps."""
-        options: dict[str, Any] = {"seed": self.options.seed, "progress": program.bar}
-        best, found = random_search(self.study, BOX, candidates=candidates, runs=runs, **options)
-        return {"best": best, "points": found}
-
-    def judge(self, methods: Mapping[str, Mapping[str, float]], horizon: int) -> Results:
-        """Every method on the held-out instances."""
+    def judge(self, name: str, methods: Mapping[str, Mapping[str, float]], horizon: int) -> Results:
+        """A stage: every method on the held-out instances."""
         o = self.options
-        return evaluate(self.held_out(horizon), methods, horizon, o.weight, o.delta, o.seed)
+        played = partial(evaluate, self.held_out(horizon), methods, horizon, o.weight, o.delta, o.seed)
+        return dict(self.stage(name, methods, played))
 
-    def front(self, tuned: Mapping[str, float], descent: Descent, judged: Results) -> dict[str, dict[str, list[float]]]:
+    def front(self, tuned: Mapping[str, float], descent: Descent, judged: Results) -> Results:
         """Held-out regret and positive violation at the training horizon: of all methods, and tuned for each further weight."""
         o = self.options
         points = {f"weight {o.weight:g}" if method == "tuned" else method: rows for method, rows in judged.items()}
         for weight in o.front:
-            study = Study(self.training.environment, self.study.instances, o.horizon, weight, o.delta)
+            study = self.training.study(o.horizon, weight, o.delta)
             shorter = replace(descent, steps=o.front_steps, repeats=1)
             found = optimise(study, tuned, shorter, folder=self.folder / f"descent_weight_{weight:g}", **self.place)
-            label = f"weight {weight:g}"
-            judge = self.stage(f"front_{weight:g}", found.scales, lambda s=found.scales, lb=label: self.judge({lb: s}, o.horizon))
-            points[label] = judge[label]
+            points |= self.judge(f"front_{weight:g}", {f"weight {weight:g}": found.scales}, o.horizon)
         return points
 
     def report(self, command: str, methods: Mapping[str, Mapping[str, float]], judged: Mapping[str, Results], spent: int) -> str:
@@ -176,15 +155,14 @@ class Work:
                 # the two instances of a seed share their transitions and rewards, so that together they count as one
                 cells = [with_interval(x, ",.3f") for x in (torch.stack(by_kind).mean(0), *by_kind)]
                 claims.append([f"{int(horizon):,}", f"tuned - {rival}", *cells])
-        return "\n\n".join(
-            [
-                f"`{command}`",
-                f"Tuned with {spent:,} run-episodes, and as many for random search. Scales are multiples of the paper's constants.",
-                found,
-                f"On {len(kinds)} instances never seen, 95% intervals over instances; the objective is (regret + "
-                f"{self.options.weight:g} x positive violation summed over constraints) / horizon.",
-                table(["episodes", "costs", "constants", *MEASURES], rows, "held out"),
-                "Differences of the objective on the same instances (negative: tuned is better), 95% intervals over seeds.",
-                table(["episodes", "difference", "all", *dict.fromkeys(kinds)], claims, "differences"),
-            ]
+        parts = (
+            f"`{command}`",
+            f"Tuned with {spent:,} run-episodes, and as many for random search. Scales are multiples of the paper's constants.",
+            found,
+            f"On {len(kinds)} instances never seen, 95% intervals over instances; the objective is (regret + "
+            f"{self.options.weight:g} x positive violation summed over constraints) / horizon.",
+            table(["episodes", "costs", "constants", *MEASURES], rows, "held out"),
+            "Differences of the objective on the same instances (negative: tuned is better), 95% intervals over seeds.",
+            table(["episodes", "difference", "all", *dict.fromkeys(kinds)], claims, "differences"),
         )
+        return "\n\n".join(parts)

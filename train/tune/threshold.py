@@ -18,11 +18,9 @@ from .instances import RULES, make_instances
 
 MEASURED = ("regret", "violation", "positive violation")
 SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {"bandit": ((1, 1), 3, 1), "layered": ((1, 3, 3, 1), 3, 1)}
-# Gamma never reacts to a threshold this high: the cost estimate is the plain mean.
-NEVER = {"threshold_scale": 1e9}
 # What is compared, all with the bonus and the widths of `WCOPS.practical`.
 THRESHOLDS: dict[str, dict[str, Any]] = {
-    "plain mean": {**NEVER},
+    "plain mean": {"threshold_scale": 1e9},  # Gamma never reacts to one this high
     "paper's threshold": {"violation_threshold": "paper", "threshold_scale": 1.0},
     "empirical threshold": {"violation_threshold": "empirical", "threshold_scale": 1.0},
     "tuned threshold": {"violation_threshold": "paper"},
@@ -52,8 +50,8 @@ class Options:
     logdir: str = "runs"  # Folder of all experiments.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run both experiments; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Run both experiments."""
     options, folder = begin(Options, arguments, "tune threshold")
     rows, plain = [], {}
     # for each size the premise, then what is compared: kind of costs, widths, threshold
@@ -66,12 +64,16 @@ def main(arguments: Sequence[str]) -> int:
         config = {"horizon": horizon, "instances": options.instances, "delta": options.delta, "seed": options.seed, **RULES}
         work = partial(play, options, size, kind, scales, horizon)
         found = stage(folder, name, {**config, "scales": scales, "size": SIZES[size]}, work)
+        ends = {key: torch.tensor(values, dtype=torch.float64) for key, values in found.items()}
         if label == "plain mean":
-            plain[size, kind] = found
-        rows.append([size, f"{horizon:,}", kind, widths, label, *summary(found, plain.get((size, kind)))])
+            plain[size, kind] = ends
+        awake = [f"{float(ends['awake'].mean()):.2%}", str(int((ends["awake"] > 0.01).sum()))]
+        numbers = [with_interval(ends[measure]) for measure in MEASURED]
+        before = plain.get((size, kind))  # on the same instances
+        less = "-" if before is None else with_interval(ends["positive violation"] - before["positive violation"])
+        rows.append([size, f"{horizon:,}", kind, widths, label, *awake, *numbers, less])
     header = ["instances", "episodes", "costs", "widths", "threshold", "Gamma > 0", "instances above 1%", *MEASURED]
     publish(folder / "report.md", table([*header, "less the plain mean's"], rows))
-    return 0
 
 
 def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon: int) -> dict[str, list[float]]:
@@ -85,14 +87,3 @@ def play(options: Options, size: str, kind: str, scales: dict[str, Any], horizon
         "awake": result.diagnostics["Learner/gamma_active"].tolist(),
         **{name: getattr(result, name.replace(" ", "_"))[:, -1].tolist() for name in MEASURED},
     }
-
-
-def summary(found: dict[str, list[float]], plain: dict[str, list[float]] | None) -> list[str]:
-    """The cells of one row, the last the difference of the positive violations on the same instances."""
-    awake = torch.tensor(found["awake"])
-    numbers = [with_interval(torch.tensor(found[name], dtype=torch.float64)) for name in MEASURED]
-    difference = "-"
-    if plain is not None:
-        after, before = (torch.tensor(x["positive violation"], dtype=torch.float64) for x in (found, plain))
-        difference = with_interval(after - before)
-    return [f"{float(awake.mean()):.2%}", str(int((awake > 0.01).sum())), *numbers, difference]

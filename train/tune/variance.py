@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ from torch import Tensor
 import torchcmdp as tc
 from torchcmdp.tuning import ESTIMATORS, Estimator, Smoothed, Through
 
-from .. import program
-from ..program import Count, begin, table, write_table
+from ..program import Count, at_least, bar, begin, publish, table, write_table
 from .evaluate import stage
 from .figures import variance_figure
 from .instances import RULES, InstanceOptions
@@ -45,51 +45,40 @@ class Options(InstanceOptions):
     horizons: tuple[Count, ...] = (10, 30, 100, 300, 1000, 3000)  # Episodes of a run, each a study of its own.
     through: Count = 1000  # The longest horizon for derivatives through the learner.
     instances: Count = 2  # Seeds of the instances, each with stochastic and with changing costs.
-    samples: Count = 16  # Of the gradient, from each instance.
+    samples: Annotated[int, at_least(4, "a variance with an interval")] = 16  # Of the gradient, from each instance.
     name: str = "tune-variance"  # Folder of the results inside LOGDIR.
     quick: bool = False  # A minute's version, into LOGDIR/NAME-quick: short horizons, few samples.
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Play all horizons; returns the exit code."""
+def main(arguments: Sequence[str]) -> None:
+    """Play all horizons."""
     options, folder = begin(Options, arguments, "tune variance", {"horizons": (10, 20, 40), "instances": 1, "samples": 6})
     check(options)
-    rows = []
-    for horizon, name in program.bar(cases(options), "variance"):
+    rows, short = [], [T for T in options.horizons if options.through >= T]
+    cases = [(T, name) for T in short for name in NAMED]
+    cases += [(T, name) for T in options.horizons if T not in short for name in ("smoothed", "PES")]
+    for horizon, name in bar(cases, "variance"):
         file = f"{name.replace(' ', '_').replace(',', '')}_{horizon}"
-        found = stage(folder, file, settings(options, name, horizon), lambda T=horizon, n=name: measure(options, n, T))
+        how = estimator(name, horizon)
+        design = {"estimator": {"kind": type(how).__name__, **asdict(how)}, "start": START, "resamples": RESAMPLES, **RULES}
+        config = {**options.settings("horizons", "through"), **design}
+        found = stage(folder, file, config, partial(measure, options, how, horizon))
         rows.append({"estimator": name, "horizon": horizon, **found})
     rows.sort(key=lambda row: (NAMED.index(row["estimator"]), row["horizon"]))
     write_table(folder / "variance.csv", rows)
     figure = variance_figure(rows, finding(rows))
     where = f"Written to {folder}: report.md, variance.csv, variance.png, variance.pdf"
-    program.publish(folder / "report.md", report(options, rows), where, {"variance": figure})
-    return 0
-
-
-def settings(options: Options, name: str, horizon: int) -> dict[str, Any]:
-    """All that a measurement depends on."""
-    how = estimator(name, horizon)
-    design = {"estimator": {"kind": type(how).__name__, **asdict(how)}, "start": START, "resamples": RESAMPLES, **RULES}
-    return {**options.settings("horizons", "through"), **design}
+    publish(folder / "report.md", report(options, rows), where, {"variance": figure})
 
 
 def check(options: Options) -> None:
     """Refuse what would be found out only after minutes."""
     tc.Layout(options.widths, options.actions)
-    if options.samples < 4:
-        raise tc.InvalidInput(f"--samples is {options.samples}; a variance with an interval needs at least 4.")
     if options.through < min(options.horizons):
         raise tc.InvalidInput(f"--through is {options.through}; it must reach the shortest of --horizons, {min(options.horizons)}.")
     for horizon in options.horizons:
         if horizon % WINDOWS:
             raise tc.InvalidInput(f"--horizons has {horizon}; PES needs a multiple of {WINDOWS}, its windows.")
-
-
-def cases(options: Options) -> list[tuple[int, str]]:
-    """Horizon and estimator of everything that is measured."""
-    short = [(T, name) for T in options.horizons if options.through >= T for name in NAMED]
-    return short + [(T, name) for T in options.horizons if options.through < T for name in ("smoothed", "PES")]
 
 
 def estimator(name: str, horizon: int) -> Estimator:
@@ -101,10 +90,10 @@ def estimator(name: str, horizon: int) -> Estimator:
     return own[name] if name in own else ESTIMATORS[name]
 
 
-def measure(options: Options, name: str, horizon: int) -> dict[str, float]:
+def measure(options: Options, how: Estimator, horizon: int) -> dict[str, float]:
     """The variance of a sample, with the ends of its interval, and how many runs a sample costs."""
     study = options.training(horizon).study(horizon, options.weight, options.delta)
-    how, point = estimator(name, horizon), torch.tensor(list(START.values()), dtype=torch.float64).log()
+    point = torch.tensor(list(START.values()), dtype=torch.float64).log()
     found = how.samples(study, tuple(START), point, options.samples, options.seed, None).derivatives
     value, low, high = variance(found.view(options.samples, study.instances, -1))
     return {"variance": value, "low": low, "high": high, "runs": how.runs(study, len(START), 1) / study.instances}
@@ -113,30 +102,24 @@ def measure(options: Options, name: str, horizon: int) -> dict[str, float]:
 def variance(samples: Tensor) -> tuple[float, float, float]:
     """Between the samples of an instance, of `(n x instances x P)`: summed over P, meaned over instances; and its 95% interval."""
     n, instances, _ = samples.shape
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(n, (RESAMPLES, n, instances), generator=generator)
-    resampled = torch.stack([_within(samples[rows, torch.arange(instances)]) for rows in drawn]) * n / (n - 1)
+
+    def within(some: Tensor) -> Tensor:
+        return some.var(0).sum(-1).mean()
+
+    drawn = torch.randint(n, (RESAMPLES, n, instances), generator=torch.Generator().manual_seed(0))
+    resampled = torch.stack([within(samples[rows, torch.arange(instances)]) for rows in drawn]) * n / (n - 1)
     low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return float(_within(samples)), low, high
-
-
-def _within(samples: Tensor) -> Tensor:
-    return samples.var(0).sum(-1).mean()
-
-
-def growth(rows: Sequence[Mapping[str, Any]], name: str, last: int) -> float:
-    """How many times larger the variance is at this horizon than at the shortest."""
-    own = [row["variance"] for row in rows if row["estimator"] == name and row["horizon"] <= last]
-    return float(own[-1] / own[0])
+    return float(within(samples)), low, high
 
 
 def finding(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the figure shows, in a sentence."""
+    """What the figure shows, in a sentence: how many times larger variances are at the last common horizon than at the shortest."""
     common = [row["horizon"] for row in rows if row["estimator"] == "sampled"]
-    ours, theirs = (growth(rows, name, max(common)) for name in ("smoothed", "sampled"))
+    own = {(row["estimator"], row["horizon"]): row["variance"] for row in rows}
+    ours, theirs = (factor(own[name, max(common)] / own[name, min(common)]) for name in ("smoothed", "sampled"))
     return (
         f"From {min(common):,} to {max(common):,} episodes the variance of the unbiased gradient through the learner becomes "
-        f"{factor(theirs)}, that of the smoothed one {factor(ours)}"
+        f"{theirs}, that of the smoothed one {ours}"
     )
 
 
@@ -148,14 +131,12 @@ def factor(value: float) -> str:
 def report(options: Options, rows: Sequence[Mapping[str, Any]]) -> str:
     """What a person reads."""
     cells = [
-        [row["estimator"], f"{row['horizon']:,}", f"{row['variance']:.3g}", f"{row['low']:.3g}", f"{row['high']:.3g}"]
-        + [f"{row['runs']:g}", f"{row['runs'] * row['variance']:.3g}"]
-        for row in rows
+        [name, f"{horizon:,}", *(f"{x:.3g}" for x in (value, low, high)), f"{runs:g}", f"{runs * value:.3g}"]
+        for name, horizon, value, low, high, runs in (row.values() for row in rows)
     ]
     header = ["estimator", "episodes", "variance of a sample", "from", "to", "runs of a sample", "variance times runs"]
-    words = (
+    return (
         f"{finding(rows)}.\n\n{options.samples} samples of each of {2 * options.instances} instances, 95% bootstrap intervals; "
         f"the gradient is that of (regret + {options.weight:g} x positive violation) / episodes in the logarithms of "
-        f"{len(START)} scales."
+        f"{len(START)} scales.\n\n{table(header, cells, 'variance')}"
     )
-    return f"{words}\n\n{table(header, cells, 'variance')}"
