@@ -14,7 +14,7 @@ import torch
 import torchcmdp as tc
 from torchcmdp.tuning import SCALES, Descent, optimise, random_search
 
-from ..program import MAY_BE_EMPTY, Count, Positive, at_least, bar, begin, publish, retyped, table, with_interval
+from ..program import MAY_BE_EMPTY, Count, Positive, at_least, bar, begin, look_at, publish, retyped, table, with_interval
 from .evaluate import MEASURES, PAPER, Results, evaluate, of_kind, rows_of, stage
 from .figures import front_figure, sensitivity_figure
 from .instances import HELD_OUT, RULES, InstanceOptions, Instances
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
     for file in [file for pattern in written for file in folder.glob(pattern) if options.fresh]:
         file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
-    where = f"Written to {folder}: report.md, study.json, sensitivity.png, front.png; {program.look_at(folder)}"
+    where = f"Written to {folder}: report.md, study.json, sensitivity.png, front.png; {look_at(folder)}"
     publish(folder / "report.md", Work(options, folder).run(), where)
 
 
