@@ -1,21 +1,17 @@
 """How kernels become LLVM code: records go by their address, and what is settled on entry is read there, once.
 
 Numba hands a named tuple over word by word: a record of sixty arrays is four hundred arguments, taken apart and put together again
-at every call, which is most of what LLVM then has to read and to forget. Kernels also call `exp` and `log` of the C library itself:
-Numba's build goes through wrappers that set errno, as old programs expect.
+at every call, which is most of what LLVM then has to read and to forget.
 """
 
 from __future__ import annotations
 
 import copy
-import ctypes
 import operator
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from llvmlite import binding
 from llvmlite import ir as llvm
 from numba.core import cgutils, datamodel, ir, types
 from numba.core.analysis import compute_cfg_from_blocks
@@ -32,10 +28,6 @@ WORD = llvm.IntType(64)
 ADDRESS = llvm.IntType(8).as_pointer()
 # Of Numba's arrays.
 DATA, SHAPE = 4, 5
-
-if sys.platform == "linux":
-    for _name in ("exp", "log", "log1p"):
-        binding.add_symbol(_name, ctypes.cast(getattr(ctypes.CDLL("libm.so.6"), _name), ctypes.c_void_p).value)
 
 
 def _words(kind: Any) -> int:
