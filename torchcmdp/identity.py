@@ -60,8 +60,9 @@ def has_attributes(config: Mapping[str, Any]) -> bool:
 
 def fingerprint(tensor: Tensor) -> str:
     """A short name for a tensor's shape, type and contents: two runs are resumable into each other only if theirs agree."""
-    head = f"{tuple(tensor.shape)} {tensor.dtype}".encode()
-    return hashlib.sha256(head + _bytes(tensor)).hexdigest()[:16]
+    found = hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+    found.update(_bytes(tensor))
+    return found.hexdigest()[:16]
 
 
 def digest(content: Any) -> str:
@@ -71,7 +72,7 @@ def digest(content: Any) -> str:
     return found.hexdigest()
 
 
-def _digest(value: Any, add: Callable[[bytes], object]) -> None:
+def _digest(value: Any, add: Callable[[bytes | memoryview], object]) -> None:
     if isinstance(value, Tensor):
         add(f"tensor {tuple(value.shape)} {value.dtype};".encode())
         add(_bytes(value))
@@ -89,11 +90,12 @@ def _digest(value: Any, add: Callable[[bytes], object]) -> None:
         add(f"{type(value).__name__} {value!r};".encode() if plain else type(value).__name__.encode())
 
 
-def _bytes(tensor: Tensor) -> bytes:
+def _bytes(tensor: Tensor) -> memoryview:
+    """Its contents, where they lie if they lie in one piece: recorded sequences are large."""
     if tensor.device.type == "meta":
-        return b""
-    flat = tensor.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).numpy().tobytes()  # as bytes, since numpy does not know all of torch's types
+        return memoryview(b"")
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().flatten().contiguous()
+    return memoryview(flat.view(torch.uint8).numpy())  # as bytes, since numpy does not know all of torch's types
 
 
 def _attributes(thing: Any, above: tuple[int, ...] = ()) -> dict[str, Any]:
