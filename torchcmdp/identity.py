@@ -94,8 +94,10 @@ def _bytes(tensor: Tensor) -> memoryview:
     """Its contents, where they lie if they lie in one piece: recorded sequences are large."""
     if tensor.device.type == "meta":
         return memoryview(b"")
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().flatten().contiguous()
-    return memoryview(flat.view(torch.uint8).numpy())  # as bytes, since numpy does not know all of torch's types
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().flatten()
+    if flat.stride() != (1,):  # also where there is one value, which torch calls contiguous whatever its stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().data  # as bytes, since numpy does not know all of torch's types
 
 
 def _attributes(thing: Any, above: tuple[int, ...] = ()) -> dict[str, Any]:

@@ -189,7 +189,8 @@ def each_range(ends: Ends | Sequence[Ends] | None, m: int) -> Sequence[Ends | No
     """One range for every constraint."""
     if ends is None:
         return [None] * m
-    ends = ends.tolist() if isinstance(ends, Tensor | np.ndarray) else ends  # type: ignore[unreachable]
+    if isinstance(ends, np.ndarray) or (isinstance(ends, Tensor) and not ends.is_meta):  # type: ignore[unreachable]
+        ends = ends.tolist()  # type: ignore[unreachable]
     several = isinstance(ends, Sequence) and bool(ends) and isinstance(ends[0], Sequence)
     return list(ends) if several and len(ends) == m else [ends] * m  # type: ignore[arg-type,list-item]
 
@@ -198,7 +199,7 @@ def ends_of(ends: Any) -> Ends:
     """A smallest and a largest number; NaN where there are no two numbers."""
     try:
         low, high = (float(end) for end in ends)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # the last one of a tensor without values
         low = high = np.nan
     return low, high
 

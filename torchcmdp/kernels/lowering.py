@@ -252,7 +252,7 @@ class _Lower(Lower):  # type: ignore[misc]
             if value.op == "getattr" and isinstance(whole, types.Array) and value.attr == "shape":
                 return self._part(value.value.name, SHAPE)
             if value.op != "getattr" and isinstance(whole, types.Array):
-                place = self._place(value.value, value.index if value.op == "getitem" else value.index_var, value.index)
+                place = self._place(value.value, value.index if value.op == "getitem" else value.index_var)
                 if place is not None:
                     return self.context.cast(
                         self.builder, self.context.unpack_value(self.builder, whole.dtype, place), whole.dtype, kind
@@ -267,31 +267,32 @@ class _Lower(Lower):  # type: ignore[misc]
         found = self.context.cast(self.builder, self.loadvar(value.name), self.typeof(value.name), kind.dtype)
         return self.context.pack_value(self.builder, kind.dtype, found, place)
 
-    def _place(self, array: Any, index: Any, constant: Any = None) -> Any:
+    def _place(self, array: Any, index: Any) -> Any:
         """Where an entry of an array lies; None where Numba has to say, as for slices."""
         kind = self.typeof(array.name)
-        if kind.layout != "C" or not kind.aligned or self.context.enable_boundscheck:
+        if index is None or kind.layout != "C" or not kind.aligned or self.context.enable_boundscheck:
             return None
-        if isinstance(constant, int):
-            indices, kinds = [llvm.Constant(WORD, constant)], [types.int64]
-        elif index is None:
+        kinds = self.typeof(index.name)
+        one = not isinstance(kinds, types.BaseTuple)
+        kinds = [kinds] if one else list(kinds)
+        if len(kinds) != kind.ndim or not all(isinstance(each, types.Integer) for each in kinds):
             return None
-        else:
-            kinds = self.typeof(index.name)
-            one = not isinstance(kinds, types.BaseTuple)
-            kinds = [kinds] if one else list(kinds)
-            if len(kinds) != kind.ndim or not all(isinstance(each, types.Integer) for each in kinds):
-                return None
-            found = self.loadvar(index.name)
-            indices = [found] if one else [self.builder.extract_value(found, i) for i in range(kind.ndim)]
-        if len(indices) != kind.ndim:
-            return None
-        shape = [self._length(array.name, axis) for axis in range(kind.ndim)]
+        found = self.loadvar(index.name)
+        indices = [found] if one else [self.builder.extract_value(found, i) for i in range(kind.ndim)]
         at = None
-        for each, its, length in zip(indices, kinds, shape, strict=True):
-            each = self._from_the_start(each, its, length)
+        for axis, (each, its, said) in enumerate(zip(indices, kinds, self._said(index.name, kind.ndim), strict=True)):
+            length = self._length(array.name, axis)
+            each = self._from_the_start(each if said is None else llvm.Constant(WORD, said), its, length)
             at = each if at is None else self.builder.add(self.builder.mul(at, length), each)
         return self.builder.gep(self._part(array.name, DATA), [at])
+
+    def _said(self, name: str, count: int) -> list[int | None]:
+        """Of the parts of an index those that stand in the source, such as the last one of `[x, -1]`."""
+        value = self._definition.get(name)
+        if isinstance(value, ir.Expr) and value.op == "build_tuple":
+            return [self._said(part.name, 1)[0] for part in value.items]
+        said = value.value if isinstance(value, ir.Const | ir.Global | ir.FreeVar) else None
+        return list(said) if isinstance(said, tuple) else [said] * count
 
     def _from_the_start(self, index: Any, kind: Any, length: Any) -> Any:
         """A constant index may count from the end. Others do not: to ask each for its sign took a third of a projection's time."""
