@@ -32,15 +32,15 @@ def masked_solve(matrix: Tensor, free: Tensor, rhs: Tensor, fixed: bool) -> Tens
     return root * torch.cholesky_solve((root * rhs).mT.unsqueeze(2), factors).squeeze(2).mT
 
 
-def sweep(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, sweeps: int) -> Tensor:
-    """Minimise over each coordinate in turn, from zero, within the set of `quadratic`: `(m x B)`."""
-    d = torch.zeros_like(linear)
-    for _ in range(sweeps):
-        for i, (row, slope, least, one) in enumerate(zip(matrix, linear, low, d, strict=True)):
-            slope = (row * d).sum(0).add_(slope)
-            most = torch.sub(room, d.sum(0)).clamp_min_(0).add_(one)
-            torch.clamp(torch.addcdiv(one, slope, row[i], value=-1), least, most, out=one)
-    return d
+def sweep(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
+    """Minimise over each coordinate in turn, from zero, within the set of `quadratic`: `(m x B)`, and what is left of the room."""
+    d, spare = torch.zeros_like(linear), room.clone()
+    for row, own, slope, least, one in sweeps * list(zip(matrix, matrix.diagonal().mT, linear, low, d, strict=True)):
+        slope = (row * d).sum(0).add_(slope)
+        spare += one
+        torch.clamp(torch.addcdiv(one, slope, own, value=-1), least, spare, out=one)
+        spare -= one
+    return d, spare
 
 
 def face_step(matrix: Tensor, slope: Tensor, free: Tensor, full: Tensor, fixed: bool) -> tuple[Tensor, Tensor]:
@@ -66,10 +66,9 @@ def face_step(matrix: Tensor, slope: Tensor, free: Tensor, full: Tensor, fixed: 
 def quadratic(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, fixed: bool) -> Tensor:
     """argmin 1/2 d'Md + linear'd over low <= d, sum d <= room, by the active-set method of `kernels.quadratic`: `(m x B)`."""
     m = len(linear)
-    d = sweep(matrix, linear, low, room, min(m, 2))
+    d, spare = sweep(matrix, linear, low, room, min(m, 2))
     if m < 2:
         return d
-    spare = room - d.sum(0)
     free, full = d > low, spare <= 1e-15 * room
     noise = 1e-13 * linear.abs().amax(0)
     slope = (matrix * d).sum(1) + linear
@@ -79,7 +78,7 @@ def quadratic(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, fixed: 
         moved = torch.maximum(d + step, low)
         price = (matrix * moved).sum(1).add_(linear).neg_()
         stopped = (step < low - d) | (~free & (price - mu > noise))
-        more = stopped.any(0) | torch.where(full, -mu > noise, spare.clamp_min(0) < step.sum(0))
+        more = stopped.any(0) | torch.where(full, -mu > noise, spare < step.sum(0))
         if not bool(more.any()):
             return moved
     index = torch.arange(m, device=d.device).unsqueeze(1)

@@ -123,7 +123,7 @@ def ahead(layout: Layout, v: Tensor) -> Tensor:
 
 
 def arrivals(layout: Layout, flow: Tensor) -> Tensor:
-    """What arrives in every state from the layer before, zero in the first: `(L x S x ...)`, of a flow `(K x L-1 x S x A x ...)`."""
+    """What arrives in every state, zero in the first layer: `(L x S x ...)`, of a flow `(K x L-1 x S x A x ...)`."""
     found: Tensor = flow.new_zeros(layout.layers, layout.width, *flow.shape[4:])
     if layout.lists is None:
         # no matrix product: that of a batch may round a sum by its place in the batch, and an instance must not know its place
@@ -261,7 +261,7 @@ def factor(layout: Layout, response: Response, fixed: bool) -> tuple[Tensor, Ten
     flow, taken = s * p, s / mass.clamp_min(1e-300) * free
     met = p.new_zeros(layout.width, *flow.shape[:2], batch)
     for y, (to, off) in enumerate(zip(flow, taken, strict=True), 1):
-        met[y - 1, :y] = torch.addcmul(p[:y] * to, free[:y], off, value=-1).sum((2, 3))
+        torch.sum(torch.addcmul(p[:y] * to, free[:y], off, value=-1), (2, 3), out=met[y - 1, :y])
     met.diagonal().add_((s * free).sum((2, 3)).permute(1, 2, 0))
     full = torch.zeros(batch, layout.layers, layout.width, layout.layers, layout.width, dtype=p.dtype, device=p.device)
     torch.diagonal(full, dim1=1, dim2=3)[..., 1:] = met.permute(3, 0, 1, 2)

@@ -50,7 +50,7 @@ def direction(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
     own.add_(1e-13 * corner.diagonal() + 1e-250 - own.clamp_max(0))
     room = (problem.cap - lam.sum(0)).clamp_min(0)
     dlam = quadratic(schur, gram[1:, 0] - response.used, -lam, room, fixed)
-    left = half[..., :1] - half[..., 1:] @ dlam.mT.unsqueeze(2)
+    left = torch.baddbmm(half[..., :1], half[..., 1:], dlam.mT.unsqueeze(2), alpha=-1)
     dv = scale * torch.linalg.solve_triangular(cholesky.mT, left, upper=True).squeeze(2)
     dv = dv.mT.unflatten(0, response.v.shape[:2])
     hardly = response.inflow + response.outflow < HARDLY_ANY
