@@ -99,7 +99,8 @@ def make_problem(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, c
     outside = torch.where(pairs, 0.0, 1.0).to(target.dtype).unsqueeze(-1)
     return Problem(
         layout,
-        batch_last(torch.where(real, target, NEVER * (1 - outside))),
+        # no real successor is as far from possible as padding
+        batch_last(torch.where(real, target.clamp_min(0.1 * NEVER), NEVER * (1 - outside))),
         batch_last(torch.where(real, lower, 0.0)),
         batch_last(torch.where(real, upper, outside)),
         torch.where(pairs, costs, 0.0).permute(2, 3, 4, 1, 0).contiguous(),
@@ -259,13 +260,13 @@ def factor(layout: Layout, response: Response, fixed: bool) -> tuple[Tensor, Ten
     if layout.lists is not None:
         p, free = (_dense(layout, tensor) for tensor in (p, free))
     flow, taken = s * p, s / mass.clamp_min(1e-300) * free
+    # a Cholesky factorisation reads the lower triangle only, so no more of it is worked out
     met = p.new_zeros(layout.width, *flow.shape[:2], batch)
     for y, (to, off) in enumerate(zip(flow, taken, strict=True), 1):
         torch.sum(torch.addcmul(p[:y] * to, free[:y], off, value=-1), (2, 3), out=met[y - 1, :y])
     met.diagonal().add_((s * free).sum((2, 3)).permute(1, 2, 0))
     full = torch.zeros(batch, layout.layers, layout.width, layout.layers, layout.width, dtype=p.dtype, device=p.device)
     torch.diagonal(full, dim1=1, dim2=3)[..., 1:] = met.permute(3, 0, 1, 2)
-    # a Cholesky factorisation reads the lower triangle only
     torch.diagonal(full, offset=-1, dim1=1, dim2=3).copy_(-flow.sum(3).permute(3, 0, 2, 1))
     matrix = full.view(batch, size, size)
     diagonal = matrix.diagonal(dim1=1, dim2=2)
