@@ -249,7 +249,7 @@ def torch_system(theta: tuple[Tensor, ...], duals: Duals, layout: Layout) -> tup
     target, lower, upper, costs = theta
     problem = make_problem(layout, target, lower, upper, costs, cap=math.inf)
     # no host read keeps the derivative usable in fixed-iteration mode
-    response = close_corners(problem, evaluate(problem, duals[0].movedim(0, -1), duals[1].mT, fixed=True))
+    response, t = close_corners(problem, evaluate(problem, duals[0].movedim(0, -1), duals[1].mT, fixed=True))
     cholesky, scale = factor(layout, response, fixed=True)
     scale = scale.unsqueeze(1)
 
@@ -257,7 +257,7 @@ def torch_system(theta: tuple[Tensor, ...], duals: Duals, layout: Layout) -> tup
         return (scale * torch.cholesky_solve((scale * columns.flatten(2)).mT, cholesky).mT).view_as(columns)
 
     p, side = batch_last(response.p), batch_last(response.side)
-    t, s, v = (tensor.movedim(-1, 0) for tensor in (response.t, response.s, response.v))
+    t, s, v = (tensor.movedim(-1, 0) for tensor in (t, response.s, response.v))
     return Answer(p, side > 0, side < 0, t, s, v), solve
 
 

@@ -82,8 +82,8 @@ class Newton(IterativeSolver[ProjectionResult], ProjectionSolver):
     def _outputs(self, objective: Tensor, safe_set: SafeSet, batch: torch.Size, settings: Settings) -> Any:
         """The fields of a flat `ProjectionResult`."""
         target = flattened(objective, batch, 4)
-        if settings.backend == "compiled":
-            # mending takes longer than a small batch, so it waits until the kernel has refused something
+        if settings.fixed_iterations is None:
+            # mending takes longer than a small batch, so it waits until the solver has refused something
             inputs = (target, *safe_set.flat(batch, mended=False))
             try:
                 return _solve(inputs, safe_set.layout, settings)

@@ -24,83 +24,82 @@ def units(costs: Tensor) -> Tensor:
 
 
 def masked_solve(matrix: Tensor, free: Tensor, rhs: Tensor, fixed: bool) -> Tensor:
-    """matrix[free, free]^-1 rhs on the free entries and zero on the others, for `(B x m x m)`, `(B x m)`."""
-    root = torch.where(free, matrix.diagonal(dim1=1, dim2=2).clamp_min(1e-300).rsqrt(), 0.0)
-    scaled = matrix * root.unsqueeze(2) * root.unsqueeze(1)
-    scaled.diagonal(dim1=1, dim2=2).add_(torch.where(free, 1e-14, 1.0))
-    return root * torch.cholesky_solve((root * rhs).unsqueeze(2), cholesky(scaled, fixed)).squeeze(2)
+    """matrix[free, free]^-1 rhs on the free entries and zero on the others, for `(m x m x B)`, `(m x B)`."""
+    root = torch.where(free, matrix.diagonal().mT.clamp_min(1e-300).rsqrt(), 0.0)
+    scaled = matrix * root * root.unsqueeze(1)
+    scaled.diagonal().mT.add_(torch.where(free, 1e-14, 1.0))
+    factors = cholesky(scaled.movedim(-1, 0), fixed)
+    return root * torch.cholesky_solve((root * rhs).mT.unsqueeze(2), factors).squeeze(2).mT
 
 
-def sweep(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, sweeps: int) -> Tensor:
-    """Minimise over each coordinate in turn, from zero, within the set of `quadratic`: `(B x m)`."""
-    d = torch.zeros_like(linear.mT)
-    rows, slopes, least, own = matrix.permute(1, 2, 0).unbind(), linear.unbind(1), low.unbind(1), d.unbind()
-    for _ in range(sweeps):
-        for i, (row, slope, one) in enumerate(zip(rows, slopes, own, strict=True)):
-            slope = (row * d).sum(0).add_(slope)
-            most = torch.sub(room, d.sum(0)).clamp_min_(0).add_(one)
-            torch.clamp(torch.sub(one, slope.div_(row[i])), least[i], most, out=one)
-    return d.mT.contiguous()
+def sweep(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
+    """Minimise over each coordinate in turn, from zero, within the set of `quadratic`: `(m x B)`, and what is left of the room."""
+    d, spare = torch.zeros_like(linear), room.clone()
+    for row, own, slope, least, one in sweeps * list(zip(matrix, matrix.diagonal().mT, linear, low, d, strict=True)):
+        slope = (row * d).sum(0).add_(slope)
+        spare += one
+        torch.clamp(torch.addcdiv(one, slope, own, value=-1), least, spare, out=one)
+        spare -= one
+    return d, spare
 
 
 def face_step(matrix: Tensor, slope: Tensor, free: Tensor, full: Tensor, fixed: bool) -> tuple[Tensor, Tensor]:
     """The way to the minimum over the free entries, with a sum of zero where `full`, and the price of the sum there."""
     if not fixed and not bool(full.any()):
-        return masked_solve(matrix, free, -slope, fixed), torch.zeros_like(slope[:, 0])
-    own = matrix.diagonal(dim1=1, dim2=2)
-    pivot = torch.where(free, own, torch.inf).argmin(1, keepdim=True)
-    has = full.unsqueeze(1) & free.any(1, keepdim=True)
-    at_pivot = has & (torch.arange(slope.shape[1], device=slope.device) == pivot)
-    row = torch.where(has, matrix.gather(1, pivot.unsqueeze(2).expand(-1, -1, slope.shape[1])).squeeze(1), 0.0)
-    corner = row.gather(1, pivot)
+        return masked_solve(matrix, free, -slope, fixed), torch.zeros_like(slope[0])
+    own = matrix.diagonal().mT
+    pivot = torch.where(free, own, torch.inf).argmin(0, keepdim=True)
+    has = full & free.any(0)
+    at_pivot = has & (torch.arange(len(slope), device=slope.device).unsqueeze(1) == pivot)
+    row = torch.where(has, matrix.gather(0, pivot.expand_as(slope).unsqueeze(0)).squeeze(0), 0.0)
+    corner = row.gather(0, pivot)
     # restricted to steps in which the pivot takes back what the others add; noise is kept away from zero
-    restricted = matrix - row.unsqueeze(1) - row.unsqueeze(2) + corner.unsqueeze(2)
-    kept = restricted.diagonal(dim1=1, dim2=2)
+    restricted = matrix - row - row.unsqueeze(1) + corner
+    kept = restricted.diagonal().mT
     kept.copy_(torch.maximum(kept, 1e-14 * (own + corner)))
-    start = torch.where(has, slope.gather(1, pivot), 0.0)
+    start = torch.where(has, slope.gather(0, pivot), 0.0)
     step = masked_solve(restricted, free & ~at_pivot, start - slope, fixed)
-    step = torch.where(at_pivot, -step.sum(1, keepdim=True), step)
-    return step, torch.where(has.squeeze(1), -start.squeeze(1) - (row * step).sum(1), 0.0)
+    step = torch.where(at_pivot, -step.sum(0), step)
+    return step, torch.where(has, -start.squeeze(0) - (row * step).sum(0), 0.0)
 
 
 def quadratic(matrix: Tensor, linear: Tensor, low: Tensor, room: Tensor, fixed: bool) -> Tensor:
-    """argmin 1/2 d'Md + linear'd over low <= d, sum d <= room, by the active-set method of `kernels.quadratic`: `(B x m)`."""
-    m = linear.shape[1]
-    d = sweep(matrix, linear, low, room, min(m, 2))
+    """argmin 1/2 d'Md + linear'd over low <= d, sum d <= room, by the active-set method of `kernels.quadratic`: `(m x B)`."""
+    m = len(linear)
+    d, spare = sweep(matrix, linear, low, room, min(m, 2))
     if m < 2:
         return d
-    spare = room - d.sum(1)
     free, full = d > low, spare <= 1e-15 * room
-    noise = 1e-13 * linear.abs().amax(1)
-    slope = (matrix * d.unsqueeze(1)).sum(2) + linear
+    noise = 1e-13 * linear.abs().amax(0)
+    slope = (matrix * d).sum(1) + linear
     step, mu = face_step(matrix, slope, free, full, fixed)
     if not fixed:
         # nearly always nothing is in the way of the first step and nothing is left to do after it
         moved = torch.maximum(d + step, low)
-        price = (matrix * moved.unsqueeze(1)).sum(2).add_(linear).neg_()
-        stopped = (step < low - d) | (~free & (price - mu.unsqueeze(1) > noise.unsqueeze(1)))
-        more = stopped.any(1) | torch.where(full, -mu > noise, spare.clamp_min(0) < step.sum(1))
+        price = (matrix * moved).sum(1).add_(linear).neg_()
+        stopped = (step < low - d) | (~free & (price - mu > noise))
+        more = stopped.any(0) | torch.where(full, -mu > noise, spare < step.sum(0))
         if not bool(more.any()):
             return moved
-    index = torch.arange(m, device=d.device)
+    index = torch.arange(m, device=d.device).unsqueeze(1)
     done = torch.zeros_like(full)  # so that what an instance's neighbours still need does not touch it
     for iteration in range(8 * m if fixed else 50 + 10 * m):
         if iteration:
             step, mu = face_step(matrix, slope, free, full, fixed)
-        scale, blocking = torch.where(free & (step < 0), (low - d) / step, torch.inf).min(1)
-        grown = step.sum(1)
-        rise = torch.where(~full & (grown > 0), (room - d.sum(1)).clamp_min(0) / grown, torch.inf)
+        scale, blocking = torch.where(free & (step < 0), (low - d) / step, torch.inf).min(0)
+        grown = step.sum(0)
+        rise = torch.where(~full & (grown > 0), (room - d.sum(0)).clamp_min(0) / grown, torch.inf)
         filled = (rise < 1) & (rise < scale)
-        hit = ((scale < 1) & ~filled).unsqueeze(1) & (index == blocking.unsqueeze(1))
-        moved = torch.maximum(d + torch.minimum(scale, rise).clamp_max(1).unsqueeze(1) * step, low)
-        d = torch.where(done.unsqueeze(1), d, torch.where(hit, low, moved))
+        hit = (scale < 1) & ~filled & (index == blocking)
+        moved = torch.maximum(d + torch.minimum(scale, rise).clamp_max(1) * step, low)
+        d = torch.where(done, d, torch.where(hit, low, moved))
         free, full = free & ~hit, full | filled
-        blocked = filled | hit.any(1)
-        slope = (matrix * d.unsqueeze(1)).sum(2) + linear
-        worst, release = torch.where(free, 0.0, -slope - mu.unsqueeze(1)).max(1)
+        blocked = filled | hit.any(0)
+        slope = (matrix * d).sum(1) + linear
+        worst, release = torch.where(free, 0.0, -slope - mu).max(0)
         loosen = ~blocked & full & (-mu > torch.maximum(worst, noise))
         open_up = ~blocked & ~loosen & (worst > noise)
-        full, free = full & ~loosen, free | (open_up.unsqueeze(1) & (index == release.unsqueeze(1)))
+        full, free = full & ~loosen, free | (open_up & (index == release))
         done = done | ~(blocked | loosen | open_up)
         if not fixed and bool(done.all()):
             break

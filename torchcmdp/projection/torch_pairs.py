@@ -57,7 +57,6 @@ class Response(NamedTuple):
     v: Tensor  # (L x S x B), shifted
     p: Tensor  # (K x L x S x A x B)
     side: Tensor  # (K x L x S x A x B), one where p is held at its lower end, minus one at its upper end, zero where it is free
-    t: Tensor  # (L x S x A x B), with p = exp(t + z) on the free entries
     s: Tensor  # (L x S x A x B)
     inflow: Tensor  # (L x S x B)
     outflow: Tensor  # (L x S x B)
@@ -100,7 +99,8 @@ def make_problem(layout: Layout, target: Tensor, lower: Tensor, upper: Tensor, c
     outside = torch.where(pairs, 0.0, 1.0).to(target.dtype).unsqueeze(-1)
     return Problem(
         layout,
-        batch_last(torch.where(real, target, NEVER * (1 - outside))),
+        # no real successor is as far from possible as padding
+        batch_last(torch.where(real, target.clamp_min(0.1 * NEVER), NEVER * (1 - outside))),
         batch_last(torch.where(real, lower, 0.0)),
         batch_last(torch.where(real, upper, outside)),
         torch.where(pairs, costs, 0.0).permute(2, 3, 4, 1, 0).contiguous(),
@@ -124,15 +124,15 @@ def ahead(layout: Layout, v: Tensor) -> Tensor:
 
 
 def arrivals(layout: Layout, flow: Tensor) -> Tensor:
-    """What arrives in every state from the layer before, zero in the first: `(L x S x ...)`, of a flow `(K x L x S x A x ...)`."""
+    """What arrives in every state, zero in the first layer: `(L x S x ...)`, of a flow `(K x L-1 x S x A x ...)`."""
+    found: Tensor = flow.new_zeros(layout.layers, layout.width, *flow.shape[4:])
     if layout.lists is None:
         # no matrix product: that of a batch may round a sum by its place in the batch, and an instance must not know its place
-        arrived = flow[:, :-1].sum((2, 3)).transpose(0, 1)
-        return torch.cat([arrived.new_zeros(1, layout.width, *flow.shape[4:]), arrived])
-    places = next_states(layout, flow.device)
-    found: Tensor = flow.new_zeros((layout.layers + 1) * layout.width, *flow.shape[4:])
-    found.index_add_(0, places.flatten(), flow.flatten(0, 3))
-    return found.view(layout.layers + 1, layout.width, *flow.shape[4:])[:-1]
+        torch.sum(flow, (2, 3), out=found[1:].transpose(0, 1))
+    else:
+        places = next_states(layout, flow.device)[:, :-1]
+        found.flatten(0, 1).index_add_(0, places.flatten(), flow.flatten(0, 3))
+    return found
 
 
 def arrivals_at(layout: Layout, flow: Tensor, layer: int) -> Tensor:
@@ -144,90 +144,97 @@ def arrivals_at(layout: Layout, flow: Tensor, layer: int) -> Tensor:
     return flow.new_zeros(layout.width, flow.shape[-1]).index_add_(0, places.flatten(), before.flatten(0, 2))
 
 
-def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """p, side, psi and t of every pair: a softmax, and variable fixing where that leaves the interval."""
+def exponential(x: Tensor) -> Tensor:
+    """e^x, in place. Where the power of two is zero it is as fast as anywhere, and `exp` takes four times as long."""
+    return x.mul_(1 / math.log(2)).exp2_()
+
+
+def respond(problem: Problem, z: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """p, side and psi of every pair: a softmax, and variable fixing where that leaves the interval."""
     lower, upper = problem.lower, problem.upper
-    if fixed:
-        return fix_variables(z, lower, upper, fixed)
     largest = z.amax(0)
-    p = (z - largest).exp_()
+    p = exponential(z - largest)
     total = p.sum(0)
     p /= total
-    psi = t = -(largest + total.log_())
+    if fixed:
+        return fix_variables(z, p, lower, upper, fixed)
+    psi = largest.add_(total.log_()).neg_()
     side = torch.zeros_like(p)
     rows = (p.clamp(lower, upper).sub_(p).abs_().amax(0) > 0).flatten().nonzero().squeeze(-1)
     if len(rows):
-        psi = t.clone()
-        part_z, part_lower, part_upper = (take(tensor.flatten(1), rows) for tensor in (z, lower, upper))
-        found = fix_variables(part_z, part_lower, part_upper, fixed)
-        for whole, part in zip((p.flatten(1), side.flatten(1), psi.flatten(), t.flatten()), found, strict=True):
+        part_z, part_p, part_lower, part_upper = (take(tensor.flatten(1), rows) for tensor in (z, p, lower, upper))
+        found = fix_variables(part_z, part_p, part_lower, part_upper, fixed)
+        for whole, part in zip((p.flatten(1), side.flatten(1), psi.flatten()), found, strict=True):
             put(whole, rows, part)
-    return p, side, psi, t
+    return p, side, psi
 
 
-def fix_variables(z: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """p, side, psi and t of pairs `(K x ...)` by variable fixing (see `kernels.pairs.fix_all`)."""
-    side, bound, mass, one = torch.zeros_like(z), torch.zeros_like(z), torch.ones_like(z[0]), z.new_ones(())
-    held = torch.zeros_like(z, dtype=torch.bool)
-    for _ in range(len(z) + 1):
-        # anew each time: shares taken over from before have lost the digits of rare successors
-        masked = z.masked_fill(held, NEVER)
-        largest = masked.amax(0)
-        p = masked.sub_(largest).exp_()
-        total = p.sum(0)
-        p *= mass / total
+def fix_variables(z: Tensor, p: Tensor, lower: Tensor, upper: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """p, side and psi of pairs `(K x ...)` with softmax p, by variable fixing (see `kernels.pairs.fix_all`).
+
+    Masks are numbers here: a `where` that no processor can predict takes four times as long as a product.
+    """
+    side, one = torch.zeros_like(z), torch.ones_like(z[0])
+    for _ in range(len(z)):
         clipped = p.clamp(lower, upper)
-        off = (clipped - p).masked_fill_(held, 0.0)
+        off = clipped - p  # zero where p is held
         # those below their interval are fixed where it takes more mass to lift them than the others give, else those above
         towards = torch.copysign(one, off.sum(0))
-        fix = off.mul_(towards) > 0
-        if not fixed and not bool(fix.any()):
+        fix = off.mul_(towards).sign_().clamp_min_(0)
+        if not fixed and not bool(fix.amax()):
             break
-        side, bound = torch.where(fix, towards, side), torch.where(fix, clipped, bound)
-        held.logical_or_(fix)
+        held = side.addcmul_(fix, towards).abs()
+        bound = clipped.mul_(held)
+        # anew each time: shares taken over from before have lost the digits of rare successors
+        masked = torch.add(z, held, alpha=NEVER)
+        # padded entries may be the only free ones left, and have none of the mass
+        largest = masked.amax(0).clamp_min_(0.5 * NEVER)
         mass = torch.sub(1, bound.sum(0)).clamp_min_(0)
-    p = torch.where(held, bound, p)
-    # on the free entries ln p - z is t; padded ones may be the only free ones left, and have none of the mass
-    open_pair = (mass > 0) & (largest > 0.5 * NEVER)
-    t = torch.where(open_pair, mass / total, one).log_().sub_(largest)
-    # the logarithm of a zero takes ten times as long
-    scored = p.clamp_min(1e-300).log_().sub_(z).mul_(p).masked_fill_(~(held & (p > 0)), 0.0)
-    psi = (mass * t).masked_fill_(~open_pair, 0.0).add_(scored.sum(0))
-    return p, side, psi, torch.where(open_pair, t, psi)
+        p = exponential(masked.sub_(largest))
+        total = p.sum(0).clamp_min_(1)
+        p.mul_(mass / total).add_(bound)
+    # ln p - z of the free entries; the logarithm of a zero takes ten times as long
+    t = (mass / total).clamp_min_(1e-300).log_().sub_(largest).mul_(largest > 0.5 * NEVER)
+    psi = bound.clamp_min(1e-300).log_().sub_(z).mul_(bound).sum(0).addcmul_(mass, t)
+    return p, side, psi
 
 
 def evaluate(problem: Problem, v: Tensor, lam: Tensor, fixed: bool) -> Response:
     """The pairs' responses at (v, lam), with the potentials shifted so that every layer has mass one."""
-    p, side, psi, t = respond(problem, problem.target + ahead(problem.layout, v), fixed)
+    p, side, psi = respond(problem, problem.target + ahead(problem.layout, v), fixed)
     pairs = problem.layout.pair_mask(v.device).unsqueeze(-1)
-    log_s = torch.where(pairs, -psi - v.unsqueeze(2) - (lam * problem.costs).sum(3), NEVER)
+    log_s = torch.where(pairs, psi.add_(v.unsqueeze(2)).add_((lam * problem.costs).sum(3)).neg_(), NEVER)
     largest = log_s.amax((1, 2), keepdim=True)
-    s = (log_s - largest).exp_()
+    s = exponential(log_s - largest)
     total = s.sum((1, 2), keepdim=True)
     s /= total
     shift = (largest + total.log_()).squeeze(2).flip(0).cumsum(0).flip(0)
-    t[:-1] -= shift[1:].unsqueeze(2)
-    return answered(problem, v + shift, p, side, t, s)
+    return answered(problem, v + shift, p, side, s)
 
 
-def answered(problem: Problem, v: Tensor, p: Tensor, side: Tensor, t: Tensor, s: Tensor) -> Response:
+def answered(problem: Problem, v: Tensor, p: Tensor, side: Tensor, s: Tensor) -> Response:
     """A response with its flows."""
-    inflow = arrivals(problem.layout, s * p)
+    inflow = arrivals(problem.layout, s[:-1] * p[:, :-1])
     inflow[0, 0] = 1
     v = torch.where(problem.layout.state_mask(v.device).unsqueeze(-1), v, 0.0)
-    return Response(v, p, side, t, s, inflow, s.sum(2), (problem.costs * s.unsqueeze(3)).sum((0, 1, 2)))
+    return Response(v, p, side, s, inflow, s.sum(2), (problem.costs * s.unsqueeze(3)).sum((0, 1, 2)))
 
 
-def close_corners(problem: Problem, response: Response) -> Response:
-    """The response with what rounding has left to free entries taken from them (see `kernels.pull.close_corners`)."""
+def close_corners(problem: Problem, response: Response) -> tuple[Response, Tensor]:
+    """The response with what rounding has left to free entries taken from them (see `kernels.pull.close_corners`).
+
+    Returns:
+        Also ln p - z of the free entries, psi where there are none: `(L x S x A x B)`.
+    """
     free = response.side == 0
     left = torch.where(free, response.p, 0.0).sum(0)
-    closed = (left > 0) & (left <= LEFT_BY_ROUNDING)
-    p = torch.where(free & closed, problem.lower, response.p)
+    corner = (left > 0) & (left <= LEFT_BY_ROUNDING)
+    p = torch.where(free & corner, problem.lower, response.p)
+    side = torch.where(free & corner, 1.0, response.side)
     z = problem.target + ahead(problem.layout, response.v)
-    psi = torch.where(closed & (p > 0), p * (p.log() - z), 0.0).sum(0)
-    side = torch.where(free & closed, 1.0, response.side)
-    return response._replace(p=p, side=side, t=torch.where(closed, psi, response.t))
+    psi = torch.where(p > 0, p * (p.log() - z), 0.0).sum(0)
+    t = torch.where(left > LEFT_BY_ROUNDING, left.log() - torch.where(free, z, NEVER).logsumexp(0), psi)
+    return response._replace(p=p, side=side), t
 
 
 def cholesky(matrix: Tensor, fixed: bool) -> Tensor:
@@ -248,16 +255,18 @@ def factor(layout: Layout, response: Response, fixed: bool) -> tuple[Tensor, Ten
     """
     batch, size = response.v.shape[-1], layout.layers * layout.width
     p, side, s = response.p[:, :-1], response.side[:, :-1], response.s[:-1]
-    free = torch.where(side == 0, p, 0.0)
+    free = torch.addcmul(p, p * side, side, value=-1)
     mass = free.sum(0)
     if layout.lists is not None:
         p, free = (_dense(layout, tensor) for tensor in (p, free))
-    flow, taken = s * p, s / torch.where(mass > 0, mass, 1.0) * free
-    met = torch.stack([(p * to - free * off).sum((2, 3)) for to, off in zip(flow, taken, strict=True)])  # (S x S x L-1 x B)
+    flow, taken = s * p, s / mass.clamp_min(1e-300) * free
+    # a Cholesky factorisation reads the lower triangle only, so no more of it is worked out
+    met = p.new_zeros(layout.width, *flow.shape[:2], batch)
+    for y, (to, off) in enumerate(zip(flow, taken, strict=True), 1):
+        torch.sum(torch.addcmul(p[:y] * to, free[:y], off, value=-1), (2, 3), out=met[y - 1, :y])
     met.diagonal().add_((s * free).sum((2, 3)).permute(1, 2, 0))
     full = torch.zeros(batch, layout.layers, layout.width, layout.layers, layout.width, dtype=p.dtype, device=p.device)
     torch.diagonal(full, dim1=1, dim2=3)[..., 1:] = met.permute(3, 0, 1, 2)
-    # a Cholesky factorisation reads the lower triangle only
     torch.diagonal(full, offset=-1, dim1=1, dim2=3).copy_(-flow.sum(3).permute(3, 0, 2, 1))
     matrix = full.view(batch, size, size)
     diagonal = matrix.diagonal(dim1=1, dim2=2)

@@ -51,11 +51,11 @@ def solve(
         target, lower, upper: `(B x L x S x A x K)`.
         costs: `(B x m x L x S x A)`.
     """
-    invalid = find_invalid(target, lower, upper, costs, layout)
-    if fixed_iterations is None and bool(invalid.any()):
-        fixed_iterations = 0  # the whole batch will be refused
     scale = units(costs)
     problem = make_problem(layout, target, lower, upper, costs / scale[:, :, None, None, None], cap)
+    invalid = find_invalid(problem)
+    if fixed_iterations is None and bool(invalid.any()):
+        fixed_iterations = 0  # the whole batch will be refused
     batch, m = costs.shape[:2]
     v, lam = target.new_zeros(layout.layers, layout.width, batch), target.new_zeros(m, batch)
     if fixed_iterations is not None:
@@ -133,12 +133,13 @@ def raise_caps(
     return empty
 
 
-def find_invalid(target: Tensor, lower: Tensor, upper: Tensor, costs: Tensor, layout: Layout) -> Tensor:
+def find_invalid(problem: Problem) -> Tensor:
     """Instances with NaN, infinite costs, or intervals that hold no distribution: `(B)` bool."""
-    real, pairs = layout.transition_mask(target.device), layout.pair_mask(target.device)
-    entries = ~((target < torch.inf) & (lower >= 0) & (upper >= lower)) & real
-    sums = ~((lower.sum(-1) <= 1 + 1e-9) & (upper.sum(-1) >= 1 - 1e-9)) & pairs
-    return entries.flatten(1).any(1) | sums.flatten(1).any(1) | (~costs.isfinite() & pairs).flatten(1).any(1)
+    low, high = problem.lower, problem.upper
+    least = torch.minimum(low, high - low).flatten(0, 3).amin(0)
+    most = torch.maximum(low.sum(0), 2 - high.sum(0)).flatten(0, 2).amax(0)
+    finite = (problem.target.flatten(0, 3).amax(0) < torch.inf) & problem.costs.isfinite().flatten(0, 3).all(0)
+    return ~((least >= 0) & (most <= 1 + 1e-9) & finite)
 
 
 def newton(
@@ -176,7 +177,8 @@ def newton(
                 if iteration:
                     final.put(active, response)
                     put(final_lam, active, lam)
-                iterations[active], done[active] = iteration, converged
+                iterations.index_fill_(0, active, iteration)
+                done.index_copy_(0, active, converged)
                 keep = (~stop).nonzero().squeeze(-1)
                 if len(keep) == 0:
                     break
@@ -242,7 +244,9 @@ def newton_step(
         return evaluate(problem, response.v + length * dv, moved, fixed), moved
 
     trial, trial_lam = go(length)
-    good = trial.value <= response.value + 1e-4 * length * slope + allowed
+    value = response.value
+    highest = value + allowed
+    good = trial.value <= torch.addcmul(highest, length, slope, value=1e-4)
     whole = good & (longest > 1) & (longest <= reach)
     reach = torch.where(good & (longest > reach), 2 * reach, reach)
     for attempt in range(1, FIXED_HALVINGS if fixed else 35):
@@ -252,11 +256,11 @@ def newton_step(
             trial, trial_lam = trial.where(good, response), torch.where(good, trial_lam, lam)
         length = torch.where(good, length, 0.5 * length)
         new, new_lam = go(length)
-        take = (new.value <= response.value + 1e-4 * length * slope + allowed) & ~good
+        take = (new.value <= torch.addcmul(highest, length, slope, value=1e-4)) & ~good
         trial, trial_lam = new.where(take, trial), torch.where(take, new_lam, trial_lam)
         good = good | take
     for _ in range(0 if fixed else 35):
-        whole = whole & (trial.value < response.value + WITHOUT_CURVATURE * length * slope - allowed)
+        whole = whole & (trial.value < torch.addcmul(value - allowed, length, slope, value=WITHOUT_CURVATURE))
         if not bool(whole.any()):
             break
         length = torch.where(whole, 2 * length, length)

@@ -39,20 +39,20 @@ def direction(problem: Problem, response: Response, lam: Tensor, fixed: bool) ->
     """The Newton step within {multipliers >= 0, sum <= cap}, `(L x S x B)` and `(m x B)`, and the dual's slope along it, `(B)`."""
     cholesky, scale = factor(problem.layout, response, fixed)
     weighted = problem.costs * response.s.unsqueeze(3)
-    border = weighted.sum(2) - arrivals(problem.layout, weighted * response.p.unsqueeze(4))
-    corner = weighted.flatten(0, 2).movedim(-1, 0).mT @ problem.costs.flatten(0, 2).movedim(-1, 0)
+    border = weighted.sum(2) - arrivals(problem.layout, weighted[:-1] * response.p[:, :-1].unsqueeze(4))
+    corner = (weighted.unsqueeze(3) * problem.costs.unsqueeze(4)).sum((0, 1, 2))
     grad = response.inflow - response.outflow
     columns = torch.cat([-grad.unsqueeze(2), border], 2).flatten(0, 1).movedim(-1, 0)
     half = torch.linalg.solve_triangular(cholesky, scale.unsqueeze(2) * columns, upper=False)
-    gram = half.mT @ half
-    schur = corner - gram[:, 1:, 1:]
-    own = schur.diagonal(dim1=1, dim2=2)
-    own.add_(1e-13 * corner.diagonal(dim1=1, dim2=2) + 1e-250 - own.clamp_max(0))
+    gram = (half.mT @ half).movedim(0, -1)
+    schur = corner - gram[1:, 1:]
+    own = schur.diagonal()
+    own.add_(1e-13 * corner.diagonal() + 1e-250 - own.clamp_max(0))
     room = (problem.cap - lam.sum(0)).clamp_min(0)
-    dlam = quadratic(schur, gram[:, 1:, 0] - response.used.mT, -lam.mT, room, fixed)
-    left = half[..., :1] - half[..., 1:] @ dlam.unsqueeze(2)
+    dlam = quadratic(schur, gram[1:, 0] - response.used, -lam, room, fixed)
+    left = torch.baddbmm(half[..., :1], half[..., 1:], dlam.mT.unsqueeze(2), alpha=-1)
     dv = scale * torch.linalg.solve_triangular(cholesky.mT, left, upper=True).squeeze(2)
-    dv, dlam = dv.mT.unflatten(0, response.v.shape[:2]), dlam.mT
+    dv = dv.mT.unflatten(0, response.v.shape[:2])
     hardly = response.inflow + response.outflow < HARDLY_ANY
     dv = torch.where(hardly, dv.clamp(-LONGEST_MOVE, LONGEST_MOVE), dv)
     return dv, dlam, (grad * dv).sum((0, 1)) - (response.used * dlam).sum(0)
@@ -88,4 +88,4 @@ def follow(problem: Problem, response: Response, dv: Tensor, dlam: Tensor) -> tu
     s = s / s.sum((1, 2), keepdim=True)
     inside = (p >= problem.lower - POLISHED) & (p <= problem.upper + POLISHED) | ~moving
     small = inside.flatten(0, 3).all(0) & (change <= 1).flatten(0, 2).all(0)
-    return answered(problem, response.v + dv, p, response.side, response.t - rise, s), small
+    return answered(problem, response.v + dv, p, response.side, s), small
