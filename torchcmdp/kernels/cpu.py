@@ -43,7 +43,7 @@ class _Progress:
         """A kernel is not in the cache."""
         if not self._started:
             self._started = time.monotonic()
-            self._say("compiling kernels, once for this version: this takes up to a minute or two", last=not sys.stderr.isatty())
+            self._say("compiling kernels, once for this version: this takes up to a minute", last=not sys.stderr.isatty())
         elif sys.stderr.isatty():
             self._say(f"compiling kernels, once for this version: {self._done} done, {self._seconds:.0f} s, now {name}")
 

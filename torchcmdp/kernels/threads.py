@@ -27,8 +27,8 @@ def available() -> int:
     return int(asked) or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-# Transitions that make it worth waking another thread: about a fifth of a millisecond of work.
-WORTH_A_THREAD = 1500
+# Transitions that make it worth waking another thread: less than a tenth of a millisecond of work.
+WORTH_A_THREAD = 850
 
 
 class _Helper:
