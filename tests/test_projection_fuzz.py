@@ -42,9 +42,11 @@ def test_every_instance_is_solved_or_rightly_named(seed: int) -> None:
 
 # Seeds of the command whose sets are thin: their multipliers reach millions, or prove emptiness only as the cap rises.
 THIN = (4181, 11433, 35566, 40261, 44308, 46446)
+# A seed of it where Newton's method from zero is right up to states that nobody reaches, and the cooling schedule ends elsewhere.
+ASTRAY = 23144
 
 
 @pytest.mark.parametrize("backend", ["compiled", "torch"])
-@pytest.mark.parametrize("seed", THIN)
-def test_thin_sets_are_solved(seed: int, backend: str) -> None:
+@pytest.mark.parametrize("seed", [*THIN, ASTRAY])
+def test_hard_instances_are_solved(seed: int, backend: str) -> None:
     assert wrong(seed, backend, Counter()) == 0

@@ -157,19 +157,22 @@ def certify(surplus, used, lam, cap):
 def solve(geometry, problem, cap, limits, warm, work, occupancy, log_occupancy):
     """Solve with this cap, from zero if not `warm`; returns iterations, gap, violation and its unpriced part."""
     v, lam = work.v, work.lam
-    if not warm:
-        for j in range(v.shape[0]):
-            v[j] = 0.0
-        for i in range(lam.shape[0]):
-            lam[i] = 0.0
-    weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response)
     plain = min(WARM_ITERATIONS if warm else PLAIN_ITERATIONS, limits.max_iterations)
-    iterations, converged = newton(geometry, problem, cap, limits.tolerance, plain, work)
+    iterations, spent, converged, first = 0, 0, False, math.inf
     gap, violation, unpriced = math.inf, math.inf, math.inf
-    for cooling in range(2):
-        if cooling:
+    for attempt in range(3):
+        if attempt == 1:
             spent, converged = cooled_newton(geometry, problem, cap, limits.tolerance, limits.max_iterations - iterations, work)
-            iterations += spent
+        else:
+            if not warm:
+                for j in range(v.shape[0]):
+                    v[j] = 0.0
+                for i in range(lam.shape[0]):
+                    lam[i] = 0.0
+            weigh(geometry, problem.target, problem.upper, problem.weight, problem.base, work.response)
+            spent, converged = newton(geometry, problem, cap, limits.tolerance, plain, work)
+        iterations += spent if attempt < 2 else 0  # the last attempt is the first one again
+        value = v[0]
         if cap > limits.multiplier_cap:
             polish(geometry, problem, cap, work)
         surplus = recover(geometry, problem, work.response, v, work.used, occupancy, log_occupancy)
@@ -177,6 +180,9 @@ def solve(geometry, problem, cap, limits, warm, work, occupancy, log_occupancy):
         # what rounding lets pass for converged may still be far from safe
         if (converged and unpriced <= ACCEPTABLE_RESIDUAL) or plain >= limits.max_iterations:
             break
+        if attempt == 1 and (warm or value <= first + 1e-12 * (1.0 + abs(first))):  # else cooling has led astray
+            break
+        first = value
     return iterations, gap, violation, unpriced
 
 

@@ -92,9 +92,13 @@ def minimise(
         cooler, cooler_lam, more = cooled(part, tolerance, max_iterations - iterations[hard])
         if warm:
             cooler, cooler_lam = polished(part, cooler, cooler_lam)
+        iterations[hard] += more
+        if not warm:  # where cooling has led astray, the dual is larger than before
+            before = response.value[hard]
+            kept = (cooler.value <= before + 1e-12 * (1 + before.abs())).nonzero().squeeze(-1)
+            hard, cooler, cooler_lam = hard[kept], cooler.take(kept), take(cooler_lam, kept)
         response.put(hard, cooler)
         put(lam, hard, cooler_lam)
-        iterations[hard] += more
     return response, lam, iterations
 
 
