@@ -44,5 +44,7 @@ HAIR = 1e-12
 UNSAFE_ABOVE = 1e-9
 # A direction of the multipliers along which the Hessian is below this part of its diagonal does not change the solution.
 DEPENDENT = 1e-10
+# Stands for ln 0 where arithmetic with -inf would make NaN; what a reference leaves out is a tenth of it from possible.
+NEVER = -1e30
 # What the bounds of a pair leave to its free entries is one minus a sum near one: this much of it is rounding.
 LEFT_BY_ROUNDING = 1e-15

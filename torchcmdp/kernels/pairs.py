@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
+from torchcmdp.kernels.limits import NEVER
 
 FREE, AT_LOWER, AT_UPPER = 0, 1, 2
 
@@ -69,6 +70,8 @@ class Response(NamedTuple):
 def weigh(geometry, target, upper, weight, base, response):
     """Fill in `weight` and `base` of a `Problem`. Where nothing may go the weight is zero: no pair is clipped for that alone.
 
+    The target becomes finite, so that intervals may force mass to where the reference has none.
+
     Of a new instance nothing is known.
     """
     known, scale = response.known, response.scale
@@ -79,6 +82,7 @@ def weigh(geometry, target, upper, weight, base, response):
         scale[pair] = 1.0
         largest = -math.inf
         for e in range(row[pair], row[pair + 1]):
+            target[e] = max(target[e], 0.1 * NEVER)
             if upper[e] > 0.0:
                 largest = max(largest, target[e])
         if largest == -math.inf:

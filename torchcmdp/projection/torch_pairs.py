@@ -13,11 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcmdp.kernels.limits import LEFT_BY_ROUNDING
+from torchcmdp.kernels.limits import LEFT_BY_ROUNDING, NEVER
 from torchcmdp.layout import Layout
-
-# Stands for ln 0 where arithmetic with -inf would make NaN.
-NEVER = -1e30
 
 
 def take(tensor: Tensor, index: Tensor) -> Tensor:
