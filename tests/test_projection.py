@@ -384,3 +384,13 @@ def test_rounded_intervals_are_mended_and_valid_ones_are_not_touched() -> None:
 def test_every_status_has_a_sentence(status: Status) -> None:
     assert status.advice[0].isupper() and status.advice.endswith(".") and "\n" not in status.advice
     assert Status(int(status)) is status
+
+
+@pytest.mark.parametrize("solver", [Newton(), Newton(backend="torch"), Newton(fixed_iterations=3)])
+def test_an_empty_batch_has_an_empty_answer(solver: Newton) -> None:
+    """The torch solver used to wait for the last of no instances."""
+    layout = Layout((1, 3, 1), 2)
+    nothing = torch.zeros(0, *layout.transition_shape, dtype=torch.float64)
+    safe_set = SafeSet(layout, nothing, nothing, torch.zeros(0, 1, *layout.pair_shape, dtype=torch.float64))
+    result = solver.solve(nothing, safe_set)
+    assert result.occupancy.shape == nothing.shape and result.status.shape == (0,)

@@ -319,3 +319,23 @@ def test_agrees_with_cvxpylayers_in_dense_mode() -> None:
     dense = Cvxpy(solver="DIFFCP", solver_args={"mode": "dense"})
     for ours, theirs, where in zip(grads(Newton()), grads(dense), shown, strict=True):
         assert torch.allclose(ours[where], theirs[where], atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", [Newton(backend="compiled"), Newton(backend="torch"), Newton(fixed_iterations=30)])
+def test_what_the_reference_leaves_out_has_the_derivatives_of_what_it_hardly_has(solver: Newton) -> None:
+    layout, generator = Layout((1, 2, 3, 1), 2), torch.Generator().manual_seed(1)
+    real = layout.transition_mask()
+    target, weight = torch.randn(2, 1, *layout.transition_shape, dtype=torch.float64, generator=generator)
+    costs = torch.zeros(1, 0, *layout.pair_shape, dtype=torch.float64)
+    found = []
+    for impossible in (-torch.inf, -1e4):
+        inputs = [torch.where(real, target, 0.0), (0.2 * real.double()).expand_as(target).clone()]
+        inputs[0][0, 0, 0, 1, real[0, 0, 1]] = impossible  # a whole pair
+        inputs[0][0, 1, 0, 1, 0] = impossible  # a successor that has to have some mass
+        inputs = [each.requires_grad_() for each in inputs]
+        occupancy = solver.solve(inputs[0], SafeSet(layout, inputs[1], real.double().expand_as(target), costs)).occupancy
+        first = torch.autograd.grad((weight * occupancy).sum(), inputs, create_graph=True)
+        plain = torch.autograd.grad((weight * occupancy).sum(), inputs, retain_graph=True)
+        second = torch.autograd.grad(sum((weight * each).sum() for each in first), inputs)
+        found.append(torch.stack([*first, *plain, *second]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)

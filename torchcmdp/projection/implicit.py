@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from torchcmdp.errors import InvalidInput
-from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, DEPENDENT
+from torchcmdp.kernels.limits import ACCEPTABLE_RESIDUAL, DEPENDENT, NEVER
 from torchcmdp.layout import Layout
 from torchcmdp.projection.torch_multipliers import units
 from torchcmdp.projection.torch_pairs import batch_last, close_corners, evaluate, factor, make_problem
@@ -174,7 +174,7 @@ def _respond(point: Point, theta: tuple[Tensor, ...], v: Tensor, multipliers: Te
     """The pairs' responses at the active bounds of `point`, as differentiable functions of theta and the duals."""
     target, lower, upper, costs = theta
     real, pairs = point.layout.transition_mask(v.device), point.layout.pair_mask(v.device)
-    z = torch.where(real & (point.p > 0), target + next_potentials(point.layout, v), 0.0)
+    z = torch.where(real & (point.p > 0), target.clamp_min(0.1 * NEVER) + next_potentials(point.layout, v), 0.0)
     bound = torch.where(point.at_lower, lower, torch.where(point.at_upper, upper, 0.0))
     left = torch.where(point.free.any(-1, keepdim=True), 1 - bound.sum(-1, keepdim=True), 1.0)
     share = torch.where(point.free, z, -torch.inf).masked_fill(~point.free.any(-1, keepdim=True), 0.0).softmax(-1)
@@ -202,7 +202,7 @@ def linearise(theta: tuple[Tensor, ...], duals: Duals, how: How) -> Point:
     response, solve_potentials = how.system(theta, duals, how.layout)
     p = torch.where(real, response.p, 0.0)
     held, mass = response.at_lower | response.at_upper, p > 0
-    z = torch.where(mass, target + next_potentials(how.layout, response.v), 0.0)
+    z = torch.where(mass, target.clamp_min(0.1 * NEVER) + next_potentials(how.layout, response.v), 0.0)
     price = torch.where(held & mass, torch.where(mass, p, 1.0).log() - z - response.t.unsqueeze(-1), 0.0)
     active = (mass & ~held, response.at_lower & mass, response.at_upper & mass)
     point = Point(how.layout, costs, multipliers, p, response.s, price, *active, lambda rhs: rhs)

@@ -54,8 +54,8 @@ def solve(
     scale = units(costs)
     problem = make_problem(layout, target, lower, upper, costs / scale[:, :, None, None, None], cap)
     invalid = find_invalid(problem)
-    if fixed_iterations is None and bool(invalid.any()):
-        fixed_iterations = 0  # the whole batch will be refused
+    if fixed_iterations is None and (len(target) == 0 or bool(invalid.any())):
+        fixed_iterations = 0  # there is nothing to iterate on, or the whole batch will be refused
     batch, m = costs.shape[:2]
     v, lam = target.new_zeros(layout.layers, layout.width, batch), target.new_zeros(m, batch)
     if fixed_iterations is not None:
