@@ -82,7 +82,8 @@ def weigh(geometry, target, upper, weight, base, response):
         scale[pair] = 1.0
         largest = -math.inf
         for e in range(row[pair], row[pair + 1]):
-            target[e] = max(target[e], 0.1 * NEVER)
+            if target[e] < 0.1 * NEVER:
+                target[e] = 0.1 * NEVER
             if upper[e] > 0.0:
                 largest = max(largest, target[e])
         if largest == -math.inf:
