@@ -22,7 +22,7 @@ from torchcmdp.confidence import (
     upper_occupancy,
     upper_occupancy_visited,
 )
-from torchcmdp.kernels import confidence, occupancy, opt_cmdp, pdbps, streams
+from torchcmdp.kernels import confidence, exponentials, occupancy, opt_cmdp, pdbps, streams
 from torchcmdp.kernels import estimation as kernels
 from torchcmdp.kernels.cpu import _KernelFiles, exposed
 from torchcmdp.kernels.geometry import geometry_of
@@ -172,6 +172,32 @@ def test_dilated_bonus(layout: Layout) -> None:
     close(found, pairs_of(layout, dilated_bonus(bonus, policy, torch_set)))
 
 
+@pytest.mark.parametrize("count", range(10))
+def test_exponentials_are_those_of_the_library_to_a_rounding_or_two(count: int) -> None:
+    own = callable_from_python(exponentials.exponentials)
+    inputs = np.random.default_rng(count).uniform(-700, 700, (200, count + 2))
+    inputs[::3] /= 100
+    inputs[::5] = -inputs[::5] ** 2 / 1e6
+    for row in inputs:
+        row = np.sort(row)  # as it adds up to less than twice the largest then
+        found = np.full(count + 2, 7.0)
+        total = own(row, 1, count + 1, 0.5, found)
+        expected = np.exp(row - 0.5)
+        assert found[0] == found[-1] == 7.0
+        np.testing.assert_allclose(found[1:-1], expected[1:-1], rtol=5e-16)
+        np.testing.assert_allclose(total, expected[1:-1].sum(), rtol=2e-15)
+        in_place = row.copy()
+        own(in_place, 1, count + 1, 0.5, in_place)
+        np.testing.assert_array_equal(in_place[1:-1], found[1:-1])
+
+
+def test_exponentials_of_extremes() -> None:
+    extremes = np.array([-np.inf, -1e300, -800.0, 0.0, -0.0, 1e-300, 710.0, 1e300, np.inf, np.nan])
+    found = np.zeros_like(extremes)
+    callable_from_python(exponentials.exponentials)(extremes, 0, len(extremes), 0.0, found)
+    np.testing.assert_array_equal(found, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, np.inf, np.inf, np.inf, np.nan])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_policies_and_occupancies(layout: Layout) -> None:
     geometry, policy, transitions = geometry_of(layout), random_policy(layout, seed=11), random_rows(layout, seed=12)
@@ -181,7 +207,8 @@ def test_policies_and_occupancies(layout: Layout) -> None:
     of_policy(geometry, pairs_of(layout, policy), entries_of(layout, transitions), mass, found)
     close(found, pairs_of(layout, pair_occupancy_of(policy, transitions)))
     log = torch.where(layout.transition_mask(), 30 * random_rows(layout, seed=13).log().clamp_min(-20), -700.0)
-    callable_from_python(occupancy.policy_of_log)(geometry, entries_of(layout, log), found)
+    entries = entries_of(layout, log)
+    callable_from_python(occupancy.policy_of_log)(geometry, entries, np.zeros_like(entries), found)
     close(found, pairs_of(layout, log.flatten(-2).softmax(-1).view_as(log).sum(-1)))
     reached = random_rows(layout, seed=16) * (random_rows(layout, seed=17).amax(-1, keepdim=True) > 0.5)
     callable_from_python(occupancy.policy_of)(geometry, entries_of(layout, reached), found)
@@ -190,7 +217,7 @@ def test_policies_and_occupancies(layout: Layout) -> None:
     callable_from_python(occupancy.policy_of_logits)(geometry, pairs_of(layout, logits), found)
     close(found, pairs_of(layout, logits.softmax(-1)))
     found = pairs_of(layout, logits)
-    callable_from_python(occupancy.log_softmax)(geometry, found)
+    callable_from_python(occupancy.log_softmax)(geometry, found, np.zeros_like(found))
     close(found, pairs_of(layout, logits.log_softmax(-1)))
 
 

@@ -40,6 +40,7 @@ from torchcmdp.kernels import (
     rollout,
     wcops,
 )
+from torchcmdp.kernels.exponentials import exponentials, one_by_one
 from torchcmdp.kernels.geometry import Geometry, geometry_of
 from torchcmdp.kernels.projection import Batch, Limits, project_one, project_range
 from torchcmdp.kernels.pull import pull_range
@@ -114,7 +115,7 @@ def _project_directly(
 
 
 # What means nothing on a GPU, and what stands for it there.
-SUBSTITUTES = {carve: _room_at_hand, project_at: _project_directly}
+SUBSTITUTES = {carve: _room_at_hand, project_at: _project_directly, exponentials: one_by_one}
 
 
 def _translated(value: Any, names: tuple[str, ...]) -> Any:

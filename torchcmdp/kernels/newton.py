@@ -16,7 +16,7 @@ from torchcmdp.kernels.limits import (
     UNIT_ROUNDING,
     WITHOUT_CURVATURE,
 )
-from torchcmdp.kernels.linalg import assemble_border, prepare, schur, solve
+from torchcmdp.kernels.linalg import assemble_border, inner, prepare, schur, solve
 from torchcmdp.kernels.pairs import FREE, Problem, evaluate, flows, weigh
 from torchcmdp.kernels.quadratic import quadratic
 
@@ -32,10 +32,7 @@ MOST_STAGES = 40
 def spend(problem, response, used):
     """used_i <- <costs_i, s>, minus the gradient of the dual in the multipliers."""
     for i in range(used.shape[0]):
-        total = 0.0
-        for pair in range(response.s.shape[0]):
-            total += problem.costs[i, pair] * response.s[pair]
-        used[i] = total
+        used[i] = inner(problem.costs, i, response.s)
 
 
 @compiled
@@ -100,21 +97,24 @@ def propose_balance(v, trial_v, response):
 
 @compiled
 def rebalance(geometry, problem, value, slack, work):
-    """Even out states whose inflow and outflow are far apart, while it does not raise the dual; returns its value.
+    """Even out states whose inflow and outflow are far apart, while it does not raise the dual; returns its value, and if it moved.
 
     There the dual is an exponential in v(x), along which Newton's method moves by one a step however far it has to go. A few times
     in a row, but not for ever: states with next to no mass can trade imbalances in a circle.
     """
     response, v, trial_v, lam = work.response, work.v, work.trial_v, work.lam
+    moved = False
     for _ in range(MOST_REBALANCED):
         if not propose_balance(v, trial_v, response):
             break
+        moved = True
         trial_value = evaluate(geometry, problem, response, trial_v, lam)
         if not trial_value <= value + slack:
-            return evaluate(geometry, problem, response, v, lam)
+            value = evaluate(geometry, problem, response, v, lam)
+            break
         copy(trial_v, v)
         value = trial_value
-    return value
+    return value, moved
 
 
 @compiled
@@ -258,8 +258,9 @@ def newton(geometry, problem, cap, tolerance, max_iterations, work):
         settled = stalled >= 4 and worst <= acceptable and relative <= SETTLED_RELATIVE
         if iteration == max_iterations or settled:
             return iteration, settled
-        value = rebalance(geometry, problem, value, slack, work)
-        spend(problem, response, used)
+        value, moved = rebalance(geometry, problem, value, slack, work)
+        if moved:
+            spend(problem, response, used)
         # far from the solution a rough step will do
         work.system.iterates.enough[0] = min(max(1e-2 * worst, 1e-12), 1e-4)
         slope, longest = newton_step(geometry, problem, cap, work)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 
+from torchcmdp.kernels.exponentials import exponentials
 from torchcmdp.kernels.options import formula, kernel
 
 
 @kernel
-def policy_of_log(geometry, log_occupancy, policy):
-    """policy <- that of an occupancy given by its logarithm: a softmax over actions and successors, in the state's own scale."""
+def policy_of_log(geometry, log_occupancy, shares, policy):
+    """policy <- that of an occupancy given by its logarithm: a softmax over actions and successors, in the state's own scale.
+
+    `shares` is room, `(E,)`.
+    """
     row, actions = geometry.row, geometry.actions
     for x in range(geometry.first[-1]):
         largest = -math.inf
         for e in range(row[x * actions], row[(x + 1) * actions]):
             largest = max(largest, log_occupancy[e])
+        for e in range(row[x * actions], row[(x + 1) * actions]):
+            shares[e] = log_occupancy[e] - largest
+    exponentials(shares, 0, shares.shape[0], 0.0, shares)
+    for x in range(geometry.first[-1]):
         total = 0.0
         for p in range(x * actions, (x + 1) * actions):
             mass = 0.0
             for e in range(row[p], row[p + 1]):
-                mass += math.exp(log_occupancy[e] - largest)
+                mass += shares[e]
             policy[p] = mass
             total += mass
         for p in range(x * actions, (x + 1) * actions):
@@ -55,37 +63,47 @@ def policy_of(geometry, occupancy, policy):
 
 
 @formula
-def exponentials(geometry, x, logits):
-    """The largest logit of a state, and the sum of exp(logit - largest) over the actions that it has."""
+def relative(geometry, logits, out):
+    """out <- logits minus the largest of their state, and -inf at actions that it does not have."""
     row, actions = geometry.row, geometry.actions
-    largest, total = -math.inf, 0.0
-    for p in range(x * actions, (x + 1) * actions):
-        if row[p] < row[p + 1]:
-            largest = max(largest, logits[p])
-    for p in range(x * actions, (x + 1) * actions):
-        total += math.exp(logits[p] - largest) if row[p] < row[p + 1] else 0.0
-    return largest, total
+    for x in range(geometry.first[-1]):
+        largest = -math.inf
+        for p in range(x * actions, (x + 1) * actions):
+            if row[p] < row[p + 1]:
+                largest = max(largest, logits[p])
+        for p in range(x * actions, (x + 1) * actions):
+            out[p] = logits[p] - largest if row[p] < row[p + 1] else -math.inf
+
+
+@formula
+def total_of(geometry, x, shares):
+    """The sum over the actions of a state."""
+    total = 0.0
+    for p in range(x * geometry.actions, (x + 1) * geometry.actions):
+        total += shares[p]
+    return total
 
 
 @kernel
 def policy_of_logits(geometry, logits, policy):
     """policy <- softmax of the logits over the actions that each state has."""
-    row, actions = geometry.row, geometry.actions
+    relative(geometry, logits, policy)
+    exponentials(policy, 0, policy.shape[0], 0.0, policy)
     for x in range(geometry.first[-1]):
-        largest, total = exponentials(geometry, x, logits)
-        for p in range(x * actions, (x + 1) * actions):
-            policy[p] = math.exp(logits[p] - largest) / total if row[p] < row[p + 1] else 0.0
+        total = total_of(geometry, x, policy)
+        for p in range(x * geometry.actions, (x + 1) * geometry.actions):
+            policy[p] /= total
 
 
 @kernel
-def log_softmax(geometry, logits):
-    """logits <- their log-softmax over the actions that each state has, and zero at the others."""
-    row, actions = geometry.row, geometry.actions
+def log_softmax(geometry, logits, shares):
+    """logits <- their log-softmax over the actions that each state has, and zero at the others; `shares` is room, `(P,)`."""
+    relative(geometry, logits, logits)
+    exponentials(logits, 0, logits.shape[0], 0.0, shares)
     for x in range(geometry.first[-1]):
-        largest, total = exponentials(geometry, x, logits)
-        shift = largest + math.log(total)
-        for p in range(x * actions, (x + 1) * actions):
-            logits[p] = logits[p] - shift if row[p] < row[p + 1] else 0.0
+        shift = math.log(total_of(geometry, x, shares))
+        for p in range(x * geometry.actions, (x + 1) * geometry.actions):
+            logits[p] = logits[p] - shift if geometry.row[p] < geometry.row[p + 1] else 0.0
 
 
 @kernel

@@ -70,6 +70,7 @@ class State(NamedTuple):
         feedback: Optimistic rewards and costs, `((1 + m) x P)`.
         action_values: `((1 + m) x P)`.
         values: `((1 + m) x (n + 1))`.
+        shares: Room, `(P,)`.
     """
 
     logits: np.ndarray
@@ -81,12 +82,13 @@ class State(NamedTuple):
     feedback: np.ndarray
     action_values: np.ndarray
     values: np.ndarray
+    shares: np.ndarray
 
 
 def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
     """Room for the state of one run."""
     states, pairs, entries, m = int(geometry.first[-1]), len(geometry.pair_at), len(geometry.successor), constraints
-    sizes = (pairs, pairs, entries, pairs, (m, pairs), entries, (1 + m, pairs), (1 + m, pairs), (1 + m, states + 1))
+    sizes = (pairs, pairs, entries, pairs, (m, pairs), entries, (1 + m, pairs), (1 + m, pairs), (1 + m, states + 1), pairs)
     return State(*(np.zeros(size) for size in sizes))
 
 
@@ -149,7 +151,7 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
         for i in range(state.cost_sum.shape[0]):
             ascent += -buffers.multipliers[run, i] * state.action_values[1 + i, p]
         state.logits[p] += hyper.primal_step[run] * ascent
-    log_softmax(geometry, state.logits)
+    log_softmax(geometry, state.logits, state.shares)
     highest, violation = 0.0, 0.0
     for i in range(state.cost_sum.shape[0]):
         multiplier = max(buffers.multipliers[run, i] + hyper.dual_step[run] * state.values[1 + i, 0], 0.0)

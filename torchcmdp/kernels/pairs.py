@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.cpu import compiled
+from torchcmdp.kernels.exponentials import exponentials
 from torchcmdp.kernels.limits import NEVER
 
 FREE, AT_LOWER, AT_UPPER = 0, 1, 2
@@ -90,7 +91,8 @@ def weigh(geometry, target, upper, weight, base, response):
             largest = 0.0
         base[pair] = largest
         for e in range(row[pair], row[pair + 1]):
-            weight[e] = math.exp(target[e] - largest) if upper[e] > 0.0 else 0.0
+            weight[e] = target[e] - largest if upper[e] > 0.0 else -math.inf
+    exponentials(weight, 0, weight.shape[0], 0.0, weight)
 
 
 @compiled
@@ -295,8 +297,7 @@ def grow(start, stop, v, growth):
     top = v[start]
     for j in range(start + 1, stop):
         top = max(top, v[j])
-    for j in range(start, stop):
-        growth[j] = math.exp(v[j] - top)
+    exponentials(v, start, stop, top, growth)
     return top
 
 
@@ -333,9 +334,10 @@ def evaluate(geometry, problem, response, v, multipliers):
                 exponent -= own + penalty[pair]
                 exponents[pair] = exponent
                 largest = max(largest, exponent)
+        exponentials(exponents, first[k] * actions, after * actions, largest, exponents)
         total = 0.0
         for pair in range(first[k] * actions, after * actions):
-            s[pair] *= math.exp(exponents[pair] - largest)
+            s[pair] *= exponents[pair]
             total += s[pair]
         shift += largest + math.log(total)
         for pair in range(first[k] * actions, after * actions):

@@ -137,7 +137,7 @@ def step(geometry, eta, share, loss_range, loss, logits):
     rate = eta / loss_range
     for p in range(logits.shape[0]):
         logits[p] -= rate * loss[p]
-    log_softmax(geometry, logits)
+    log_softmax(geometry, logits, loss)  # whose time is over
     kept, actions = math.log1p(-share), geometry.actions
     for x in range(geometry.first[-1]):
         mixed = math.log(share / actions_of(geometry, x))

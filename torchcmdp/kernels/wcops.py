@@ -26,6 +26,7 @@ from torchcmdp.kernels.estimation import (
     step_uncertainty,
     violation_threshold,
 )
+from torchcmdp.kernels.exponentials import exponentials
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.metrics import solver_tags, tell_solver
 from torchcmdp.kernels.occupancy import policy_of_log
@@ -170,7 +171,7 @@ def carry(geometry, settings, run, buffers, state, back):
 @kernel
 def plan(geometry, state, policy):
     """policy <- pi_t, the policy of qhat_t."""
-    policy_of_log(geometry, state.log_occupancy, policy)
+    policy_of_log(geometry, state.log_occupancy, state.occupancy, policy)
 
 
 @kernel
@@ -228,12 +229,13 @@ def estimate_costs(settings, hyper, run, episode, steps, buffers, state):
 
 
 @formula
-def pair_masses(geometry, log_occupancy, masses):
-    """masses <- q(x,a), `(P,)`."""
+def pair_masses(geometry, log_occupancy, occupancy, masses):
+    """masses <- q(x,a), `(P,)`; `occupancy` is room, `(E,)`."""
+    exponentials(log_occupancy, 0, occupancy.shape[0], 0.0, occupancy)
     for p in range(masses.shape[0]):
         masses[p] = 0.0
         for e in range(geometry.row[p], geometry.row[p + 1]):
-            masses[p] += math.exp(log_occupancy[e])
+            masses[p] += occupancy[e]
 
 
 @formula
@@ -304,7 +306,7 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
             follow(geometry, settings, hyper, run, p, state)
     costs, error = state.costs, 0.0
     if settings.margin == 1:
-        pair_masses(geometry, state.log_occupancy, state.masses)
+        pair_masses(geometry, state.log_occupancy, state.occupancy, state.masses)
         error = spare(geometry, hyper.margin[run], state.masses, state)
         costs = state.margined
     status, iterations, residual, _ = project_at(
