@@ -292,13 +292,42 @@ def price(costs, multipliers, penalty):
 
 
 @compiled
-def grow(start, stop, v, growth):
-    """growth <- exp(v - top) over a range of states; returns top, their largest potential."""
-    top = v[start]
-    for j in range(start + 1, stop):
-        top = max(top, v[j])
-    exponentials(v, start, stop, top, growth)
-    return top
+def grow(geometry, v, growth, tops):
+    """growth <- exp(v - top) with the largest potential of each layer, which is left in tops at the layer's first state."""
+    first = geometry.first
+    layers = first.shape[0] - 1
+    for k in range(layers):
+        top = v[first[k]]
+        for j in range(first[k] + 1, first[k + 1]):
+            top = max(top, v[j])
+        for j in range(first[k], first[k + 1]):
+            growth[j] = v[j] - top
+        tops[first[k]] = top
+    growth[first[layers]] = 0.0
+    tops[first[layers]] = v[first[layers]]
+    exponentials(growth, 0, growth.shape[0], 0.0, growth)
+
+
+@compiled
+def scale_each(numbers, factors, start, stop):
+    """numbers <- numbers * factors over a range; returns their sum, of four that need not wait for each other."""
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    j = start
+    while j + 3 < stop:
+        numbers[j] *= factors[j]
+        numbers[j + 1] *= factors[j + 1]
+        numbers[j + 2] *= factors[j + 2]
+        numbers[j + 3] *= factors[j + 3]
+        a += numbers[j]
+        b += numbers[j + 1]
+        c += numbers[j + 2]
+        d += numbers[j + 3]
+        j += 4
+    while j < stop:
+        numbers[j] *= factors[j]
+        a += numbers[j]
+        j += 1
+    return (a + b) + (c + d)
 
 
 @compiled
@@ -311,17 +340,15 @@ def evaluate(geometry, problem, response, v, multipliers):
     first, actions, row, successor = geometry.first, geometry.actions, geometry.row, geometry.successor
     p, clipped, s = response.p, response.clipped, response.s
     exponents, penalty, growth = response.exponent, response.penalty, response.growth
+    tops, largests = response.inflow, response.outflow  # until `flows`
     layers = first.shape[0] - 1
     price(problem.costs, multipliers, penalty)
-    shift = 0.0
-    for k in range(layers - 1, -1, -1):
-        # potentials of the next layer are already shifted by `shift` in total; doing the layers backwards makes this consistent
+    grow(geometry, v, growth, tops)
+    for k in range(layers):
         after = first[k + 1]
-        top = grow(after, first[k + 2] if k < layers - 1 else after + 1, v, growth)
         dense = after if geometry.dense[k] else -1
         largest = -math.inf
-        for j in range(first[k], first[k + 1]):
-            own = v[j] + shift
+        for j in range(first[k], after):
             for pair in range(j * actions, (j + 1) * actions):
                 start, stop = row[pair], row[pair + 1]
                 if stop - start == 1:
@@ -330,18 +357,23 @@ def evaluate(geometry, problem, response, v, multipliers):
                 elif stop == start:
                     exponent, s[pair], clipped[pair] = -math.inf, 0.0, False
                 else:
-                    exponent, s[pair] = respond(pair, start, stop, dense, problem, top, v, successor, response)
-                exponent -= own + penalty[pair]
+                    exponent, s[pair] = respond(pair, start, stop, dense, problem, tops[after], v, successor, response)
+                exponent -= v[j] + penalty[pair]
                 exponents[pair] = exponent
                 largest = max(largest, exponent)
-        exponentials(exponents, first[k] * actions, after * actions, largest, exponents)
-        total = 0.0
         for pair in range(first[k] * actions, after * actions):
-            s[pair] *= exponents[pair]
-            total += s[pair]
-        shift += largest + math.log(total)
-        for pair in range(first[k] * actions, after * actions):
+            exponents[pair] -= largest
+        largests[first[k]] = largest
+    exponentials(exponents, 0, exponents.shape[0], 0.0, exponents)
+    # a shift of the next layer moves its states and the pairs that lead there alike, so only now it matters
+    shift = 0.0
+    for k in range(layers - 1, -1, -1):
+        total = scale_each(s, exponents, first[k] * actions, first[k + 1] * actions)
+        for pair in range(first[k] * actions, first[k + 1] * actions):
             s[pair] /= total
+            if clipped[pair]:
+                response.t[pair] -= shift
+        shift += largests[first[k]] + math.log(total)
         for j in range(first[k], first[k + 1]):
             v[j] += shift
     flows(geometry, response)
