@@ -209,6 +209,8 @@ class _EntryCompiler(_Compiler):
             # a third more to optimise and to emit, and no faster where most are a few successors or constraints long
             tuning = create_pipeline_tuning_options(3)
             tuning.loop_vectorization, tuning.loop_unrolling = False, False
+            # what stands side by side in the code goes side by side, which llvmlite leaves out unless asked to
+            tuning.slp_vectorization = True
             builder = create_pass_builder(library._codegen._tm, tuning)
             builder.getModulePassManager().run(library._final_module, builder)
 
