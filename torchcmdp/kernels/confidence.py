@@ -123,16 +123,16 @@ def line_up(geometry, p, kernels):
 
 @formula
 def sort_down(values, base, count, order):
-    """order <- 0 .. count-1 by values[base + .], largest first: by counting, without a branch that nobody can predict."""
+    """order[base + .] <- 0 .. count-1 by values[base + .], largest first: by counting, which has no branch to mispredict."""
     for j in range(count):
-        order[j] = j  # so that a NaN, which has no place, leaves no other number behind
+        order[base + j] = j  # so that a NaN, which has no place, leaves no other number behind
     for j in range(count):
         place, own = 0, values[base + j]
         for other in range(j):
             place += values[base + other] >= own
         for other in range(j + 1, count):
             place += values[base + other] > own
-        order[place] = j
+        order[base + place] = j
 
 
 @formula
@@ -163,13 +163,16 @@ def give(left, best, spare, value):
 
 
 @formula
-def best_in_box(successor, lower, upper, left, begin, end, values, order):
-    """max <p, f> over lower <= p <= upper, sum p = 1: what the lower ends leave goes to the best successors first."""
+def best_in_box(successor, lower, upper, left, begin, end, values, order, base):
+    """max <p, f> over lower <= p <= upper, sum p = 1: what the lower ends leave goes to the best successors first.
+
+    In what order they come stands in `order`, from `base` on.
+    """
     best = 0.0
     for e in range(begin, end):
         best += lower[e] * values[successor[e]]
     for j in range(end - begin):
-        e = begin + order[j]
+        e = begin + order[base + j]
         left, best = give(left, best, upper[e] - lower[e], values[successor[e]])
     return best
 
@@ -189,7 +192,7 @@ def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, 
         best2 += low[j + 2] * value
         best3 += low[j + 3] * value
     for place in range(width):
-        y = order[place]
+        y = order[base + place]
         j, value = lane + y * stride, values[base + y]
         left0, best0 = give(left0, best0, spare[j], value)
         left1, best1 = give(left1, best1, spare[j + 1], value)
@@ -199,24 +202,24 @@ def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, 
 
 
 @formula
-def row_in_box(lower, upper, left, begin, end, order, row):
+def row_in_box(lower, upper, left, begin, end, order, base, row):
     """row <- the p of `best_in_box`."""
     for j in range(end - begin):
-        e = begin + order[j]
+        e = begin + order[base + j]
         moved = gift(left, upper[e] - lower[e])
         row[e] = lower[e] + moved
         left -= moved
 
 
 @formula
-def best_in_ball(successor, center, radius, begin, end, values, order):
+def best_in_ball(successor, center, radius, begin, end, values, order, base):
     """max <p, f> over |p - center|_1 <= radius: half the radius moves from the worst successors to the best one."""
     left, best = 0.5 * radius, 0.0
     for e in range(begin, end):
         best += center[e] * values[successor[e]]
-    highest = values[successor[begin + order[0]]]
+    highest = values[successor[begin + order[base]]]
     for j in range(end - begin - 1, 0, -1):
-        e = begin + order[j]
+        e = begin + order[base + j]
         moved = min(left, center[e])
         best += moved * (highest - values[successor[e]])
         left -= moved
@@ -224,15 +227,15 @@ def best_in_ball(successor, center, radius, begin, end, values, order):
 
 
 @kernel
-def optimistic(kind, successor, center, lower, upper, radius, left, begin, end, values, order):
+def optimistic(kind, successor, center, lower, upper, radius, left, begin, end, values, order, base):
     """The exact max over the set of sum_y p(y) f(y) for the pair with entries begin .. end-1.
 
-    `values` has f, and `order` its successors from the best to the worst. Arrays come one by one: every array that is taken out
+    `values` has f, and `order` from `base` on its successors from the best to the worst. Arrays come one by one: every array that is taken out
     of a record costs as much as a row.
     """
     if kind == L1:
-        return best_in_ball(successor, center, radius, begin, end, values, order)
-    return best_in_box(successor, lower, upper, left, begin, end, values, order)
+        return best_in_ball(successor, center, radius, begin, end, values, order, base)
+    return best_in_box(successor, lower, upper, left, begin, end, values, order, base)
 
 
 @kernel
@@ -268,7 +271,7 @@ def expect(geometry, kernels, k, room, ahead):
         elif end == begin:
             ahead[p] = 0.0
         elif dense:
-            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, order)
+            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, order, base)
         else:
             anything = False
             for e in range(begin, end):
@@ -276,7 +279,7 @@ def expect(geometry, kernels, k, room, ahead):
             ahead[p] = 0.0
             if anything:  # few pairs lead to where one target can be reached from
                 sort_row_down(values, successor, begin, end, own_order)
-                ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, own_order)
+                ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, own_order, 0)
 
 
 @kernel
