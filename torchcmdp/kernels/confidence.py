@@ -36,18 +36,17 @@ class KernelSet(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What sweeps write on: values, orders of a layer and of a row, `(n + 1,)` each, and of pairs, `(P,)` and some more."""
+    """What sweeps write on: values of states and orders of the layers' states, `(n + 1,)` each, and of pairs, `(P,)` and more."""
 
     values: np.ndarray
     order: np.ndarray
-    own_order: np.ndarray
     ahead: np.ndarray
 
 
 def empty_room(geometry: Geometry) -> Room:
     """Room for the states of a geometry."""
     states, pairs = len(geometry.state_at) + 1, len(geometry.pair_at)
-    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(states, np.int64), np.zeros(pairs + ABREAST))
+    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(pairs + ABREAST))
 
 
 def kernel_set(kind: int, geometry: Geometry) -> KernelSet:
@@ -136,14 +135,25 @@ def sort_down(values, base, count, order):
 
 
 @formula
-def sort_row_down(values, successor, begin, end, order):
-    """order <- 0 .. by the values of the successors of the entries begin .. end-1, largest first."""
+def sort_down_again(values, base, count, order):
+    """`sort_down` where most orders are those of the last time: by insertion, whose branches then are no surprise."""
+    for j in range(count):
+        place = j
+        while place > 0 and values[base + order[base + place - 1]] < values[base + j]:
+            order[base + place] = order[base + place - 1]
+            place -= 1
+        order[base + place] = j
+
+
+@formula
+def sort_row_down(values, successor, begin, end, base, order):
+    """order[base + .] <- 0 .. by the values of the successors of the entries begin .. end-1, largest first."""
     for j in range(end - begin):
         place = j
-        while place > 0 and values[successor[begin + order[place - 1]]] < values[successor[begin + j]]:
-            order[place] = order[place - 1]
+        while place > 0 and values[successor[begin + order[base + place - 1]]] < values[successor[begin + j]]:
+            order[base + place] = order[base + place - 1]
             place -= 1
-        order[place] = j
+        order[base + place] = j
 
 
 @formula
@@ -202,16 +212,6 @@ def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, 
 
 
 @formula
-def row_in_box(lower, upper, left, begin, end, order, base, row):
-    """row <- the p of `best_in_box`."""
-    for j in range(end - begin):
-        e = begin + order[base + j]
-        moved = gift(left, upper[e] - lower[e])
-        row[e] = lower[e] + moved
-        left -= moved
-
-
-@formula
 def best_in_ball(successor, center, radius, begin, end, values, order, base):
     """max <p, f> over |p - center|_1 <= radius: half the radius moves from the worst successors to the best one."""
     left, best = 0.5 * radius, 0.0
@@ -241,6 +241,14 @@ def optimistic(kind, successor, center, lower, upper, radius, left, begin, end, 
 @kernel
 def expect(geometry, kernels, k, room, ahead):
     """ahead <- the exact max over the set of sum_y p(y) f(y), for every pair of layer k; `room` has f at the states after it."""
+    if geometry.dense[k] == 1:
+        sort_down(room.values, geometry.first[k + 1], geometry.first[k + 2] - geometry.first[k + 1], room.order)
+    expect_in_order(geometry, kernels, k, room, ahead)
+
+
+@kernel
+def expect_in_order(geometry, kernels, k, room, ahead):
+    """`expect` where the states after a dense layer are in order already."""
     first, row, successor, actions = geometry.first, geometry.row, geometry.successor, geometry.actions
     kind, center, lower, upper, radius, left = (
         kernels.kind,
@@ -250,15 +258,13 @@ def expect(geometry, kernels, k, room, ahead):
         kernels.radius,
         kernels.left,
     )
-    values, order, own_order = room.values, room.order, room.own_order
+    values, order = room.values, room.order
     dense, base, width, stride = (
         geometry.dense[k] == 1,
         first[k + 1],
         first[k + 2] - first[k + 1],
         geometry.stride[first[k] * actions],
     )
-    if dense:
-        sort_down(values, base, width, order)
     if stride > 0 and kind != L1:
         low, spare, lane = kernels.low, kernels.spare, geometry.lane
         for p in range(first[k] * actions, first[k + 1] * actions, ABREAST):
@@ -278,8 +284,8 @@ def expect(geometry, kernels, k, room, ahead):
                 anything |= values[successor[e]] != 0.0
             ahead[p] = 0.0
             if anything:  # few pairs lead to where one target can be reached from
-                sort_row_down(values, successor, begin, end, own_order)
-                ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, own_order, 0)
+                sort_row_down(values, successor, begin, end, base, order)
+                ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, order, base)
 
 
 @kernel

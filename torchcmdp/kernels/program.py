@@ -16,10 +16,11 @@ from torchcmdp.kernels.confidence import (
     KernelSet,
     Room,
     empty_room,
-    expect,
+    expect_in_order,
+    gift,
     kernel_set,
     line_up,
-    row_in_box,
+    sort_down_again,
     sort_row_down,
 )
 from torchcmdp.kernels.geometry import Geometry
@@ -107,7 +108,9 @@ def best_policy(geometry, kernels, reward, work):
     for k in range(layers - 1, -1, -1):
         last = k == layers - 1
         if not last:
-            expect(geometry, kernels, k, space, ahead)
+            if geometry.dense[k] == 1:
+                sort_down_again(values, first[k + 1], first[k + 2] - first[k + 1], space.order)
+            expect_in_order(geometry, kernels, k, space, ahead)
         for x in range(first[k], first[k + 1]):
             top, chosen = -math.inf, best[x]
             for p in range(x * actions, (x + 1) * actions):
@@ -123,22 +126,26 @@ def best_policy(geometry, kernels, reward, work):
 def flow(geometry, kernels, work):
     """How much of the occupancy of `best_policy` reaches every state: only for those that come into the basis."""
     first, row, successor, space, last = geometry.first, geometry.row, geometry.successor, work.room, work.place[-1]
-    values, order, own_order, lower, upper = space.values, space.order, space.own_order, kernels.lower, kernels.upper
+    values, order, lower, upper = space.values, space.order, kernels.lower, kernels.upper
     best, rows, mass = work.best[last], work.rows[last], work.mass[last]
     for x in range(mass.shape[0]):
         mass[x] = 0.0
     mass[0] = 1.0
     for k in range(first.shape[0] - 1):
-        for x in range(first[k], first[k + 1]):
+        base = first[k + 1]
+        for x in range(first[k], base):
             begin, end, left = row[best[x]], row[best[x] + 1], kernels.left[best[x]]
             if end - begin == 1:
                 rows[begin] = 1.0
-            elif geometry.dense[k] == 1:
-                row_in_box(lower, upper, left, begin, end, order, first[k + 1], rows)
-            else:
-                sort_row_down(values, successor, begin, end, own_order)
-                row_in_box(lower, upper, left, begin, end, own_order, 0, rows)
-            for e in range(begin, end):
+                mass[successor[begin]] += mass[x]
+                continue
+            if geometry.dense[k] == 0:
+                sort_row_down(values, successor, begin, end, base, order)
+            for j in range(end - begin):  # the p of `best_in_box`
+                e = begin + order[base + j]
+                moved = gift(left, upper[e] - lower[e])
+                left -= moved
+                rows[e] = lower[e] + moved
                 mass[successor[e]] += mass[x] * rows[e]
 
 
@@ -167,8 +174,8 @@ def price(geometry, program, first_phase, work):
     costs, duals, pair_reward = program.costs, work.simplex.duals, work.pair_reward
     m, share = costs.shape[0], 0.0 if first_phase else 1.0
     for p in range(pair_reward.shape[0]):
-        pair_reward[p] = share * program.rewards[p]
-    for i in range(m):
+        pair_reward[p] = share * program.rewards[p] - duals[0] * costs[0, p]
+    for i in range(1, m):
         for p in range(pair_reward.shape[0]):
             pair_reward[p] -= duals[i] * costs[i, p]
     return best_policy(geometry, program.kernels, pair_reward, work) - duals[m]
