@@ -36,6 +36,7 @@ from torchcmdp.kernels.simplex import (
     end_first_phase,
     find_duals,
     leaving_row,
+    refresh,
     replace,
     start,
 )
@@ -213,6 +214,7 @@ def improve(geometry, program, max_iterations, work):
     """Pivot until nothing promises to improve; returns status, iterations, what is left open, and the least violation."""
     simplex, m = work.simplex, program.costs.shape[0]
     excess, first_phase, iteration = 0.0, True, 1
+    refresh(simplex)
     while True:
         iteration += 1
         common = basic_solution(simplex)
@@ -306,6 +308,8 @@ def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, multip
         simplex.point[m] = 1.0
         return SOLVED, 1, simplex.gain[m], 0.0, 0.0
     status, iterations, residual, excess = improve(geometry, program, max_iterations, work)
+    refresh(simplex)
+    basic_solution(simplex)
     for i in range(m):
         multipliers[i] = max(simplex.duals[i], 0.0)
     return status, iterations, weigh(simplex), excess, residual
