@@ -23,6 +23,7 @@ class KernelSet(NamedTuple):
         radius: Of the ball, `(P,)`.
         left: What the lower ends leave of each pair's probability, `(P,)` and some more.
         low, spare: Lower ends, and how far it is from them to the upper ends, by lanes of the geometry.
+        least, most: The smallest and the largest probability that a distribution in the box can have, by lanes as well.
     """
 
     kind: int
@@ -33,6 +34,8 @@ class KernelSet(NamedTuple):
     left: np.ndarray
     low: np.ndarray
     spare: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
 
 
 class Room(NamedTuple):
@@ -53,7 +56,7 @@ def kernel_set(kind: int, geometry: Geometry) -> KernelSet:
     """Room for a set."""
     entries, pairs = len(geometry.successor), len(geometry.pair_at)
     lanes = int((np.diff(geometry.row) * geometry.stride).max(initial=0) + geometry.lane.max(initial=0)) + ABREAST
-    return KernelSet(kind, *(np.zeros(size) for size in (entries, entries, entries, pairs, pairs + ABREAST, lanes, lanes)))
+    return KernelSet(kind, *(np.zeros(size) for size in (entries, entries, entries, pairs, pairs + ABREAST, *[lanes] * 4)))
 
 
 @formula
@@ -118,6 +121,14 @@ def line_up(geometry, p, kernels):
             kernels.low[lane + (e - begin) * stride] = kernels.lower[e]
             kernels.spare[lane + (e - begin) * stride] = kernels.upper[e] - kernels.lower[e]
     kernels.left[p] = left
+    if stride > 0:
+        rest = left  # once all successors have all that there is room for: below zero
+        for e in range(begin, end):
+            rest -= kernels.upper[e] - kernels.lower[e]
+        for e in range(begin, end):
+            at = lane + (e - begin) * stride
+            kernels.least[at] = kernels.low[at] + gift(rest + kernels.spare[at], kernels.spare[at])
+            kernels.most[at] = kernels.low[at] + gift(left, kernels.spare[at])
 
 
 @formula
@@ -289,37 +300,41 @@ def expect_in_order(geometry, kernels, k, room, ahead):
 
 
 @kernel
+def mean_over_actions(geometry, policy, k, ahead, values):
+    """values <- sum_a pi(a|x) ahead(x,a) at the states of layer k."""
+    first, actions = geometry.first, geometry.actions
+    for x in range(first[k], first[k + 1]):
+        value = 0.0
+        for p in range(x * actions, (x + 1) * actions):
+            value += policy[p] * ahead[p]
+        values[x] = value
+
+
+@kernel
 def step_into(geometry, kernels, k, target, sign, ahead):
     """`expect` of sign times the indicator of one state after layer k: its largest probability, or minus its smallest."""
-    first, low, spare, left = geometry.first, kernels.low, kernels.spare, kernels.left
-    begin, base, width = first[k] * geometry.actions, first[k + 1], first[k + 2] - first[k + 1]
-    lane, stride = geometry.lane[begin], geometry.stride[begin]
-    for p in range(begin, first[k + 1] * geometry.actions):
-        rest, at = left[p], lane + p - begin + (target - base) * stride
-        if sign < 0.0:
-            for y in range(width):
-                if base + y != target:
-                    rest -= gift(rest, spare[lane + p - begin + y * stride])
-        ahead[p] = sign * (low[at] + gift(rest, spare[at]))
+    begin, end = geometry.first[k] * geometry.actions, geometry.first[k + 1] * geometry.actions
+    at = geometry.lane[begin] + (target - geometry.first[k + 1]) * geometry.stride[begin] - begin
+    for p in range(begin, end):
+        ahead[p] = kernels.most[at + p] if sign > 0.0 else -kernels.least[at + p]
 
 
 @kernel
 def reach(geometry, kernels, policy, target, layer, sign, room):
     """The best probability of reaching state `target` of `layer` from x_0 with sign 1, minus the worst with sign -1."""
     first, actions, values, ahead = geometry.first, geometry.actions, room.values, room.ahead
-    for x in range(first[layer], first[layer + 1]):
-        values[x] = 0.0
-    values[target] = sign
+    if layer == 0:
+        return sign
     for k in range(layer - 1, -1, -1):
-        if k == layer - 1 and geometry.stride[first[k] * actions] > 0 and kernels.kind != L1:
+        if k < layer - 1:
+            expect(geometry, kernels, k, room, ahead)
+        elif geometry.stride[first[k] * actions] > 0 and kernels.kind != L1:
             step_into(geometry, kernels, k, target, sign, ahead)
         else:
+            for x in range(first[layer], first[layer + 1]):
+                values[x] = sign if x == target else 0.0
             expect(geometry, kernels, k, room, ahead)
-        for x in range(first[k], first[k + 1]):
-            value = 0.0
-            for p in range(x * actions, (x + 1) * actions):
-                value += policy[p] * ahead[p]
-            values[x] = value
+        mean_over_actions(geometry, policy, k, ahead, values)
     return values[0]
 
 

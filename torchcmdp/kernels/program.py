@@ -318,8 +318,10 @@ def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, multip
         simplex.point[m] = 1.0
         return SOLVED, 1, simplex.gain[m], 0.0, 0.0
     status, iterations, residual, excess = improve(geometry, program, max_iterations, work)
-    refresh(simplex)
+    refresh(simplex)  # the answer has the rounding of one inverse, not that of all the pivots
     basic_solution(simplex)
+    if status != MAX_ITERATIONS:
+        find_duals(simplex, False)
     for i in range(m):
         multipliers[i] = max(simplex.duals[i], 0.0)
     return status, iterations, weigh(simplex), excess, residual
@@ -328,8 +330,8 @@ def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, multip
 @formula
 def boxes(kernels):
     """The boxes of a set alone, which around a ball are more than the ball."""
-    _, center, lower, upper, radius, left, low, spare = kernels
-    return KernelSet(ENTRYWISE, center, lower, upper, radius, left, low, spare)
+    _, center, lower, upper, radius, left, low, spare, least, most = kernels
+    return KernelSet(ENTRYWISE, center, lower, upper, radius, left, low, spare, least, most)
 
 
 class Instance(NamedTuple):
