@@ -118,12 +118,13 @@ def check_close(found: Any, expected: Any, exact: bool) -> None:
 
 @pytest.mark.parametrize("game", GAMES)
 def test_the_simulated_gpu_plays_as_the_cpu_does(game: tuple[str, str], simulated: dict[str, Any]) -> None:
-    """Five episodes: to the bit, but for what follows from a projection, which the CPU compiles with sums in another order."""
+    """Five episodes: to the bit, but for what follows from a projection or from exponentials, which the CPU sums in another order
+    and takes four at a time."""
     expected, found = after_episodes("compiled", *game), simulated["played"][game]
     assert int(expected["learner"]["episode"]) == 5
-    projects = hasattr(parts(*game)[0], "log_occupancy")
+    rounds = hasattr(parts(*game)[0], "log_occupancy") or game[0] == "pdb-ps"
     for name in PARTS:
-        check_close(found[name], expected[name], exact=not projects)
+        check_close(found[name], expected[name], exact=not rounds)
 
 
 def test_without_a_gpu_the_engine_of_one_is_refused_in_a_sentence() -> None:

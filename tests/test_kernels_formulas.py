@@ -177,7 +177,7 @@ def test_exponentials_are_those_of_the_library_to_a_rounding_or_two(count: int) 
     own = callable_from_python(exponentials.exponentials)
     inputs = np.random.default_rng(count).uniform(-700, 700, (200, count + 2))
     inputs[::3] /= 100
-    inputs[::5] = -inputs[::5] ** 2 / 1e6
+    inputs[::5] = -(inputs[::5] ** 2) / 1e6
     for row in inputs:
         row = np.sort(row)  # as it adds up to less than twice the largest then
         found = np.full(count + 2, 7.0)

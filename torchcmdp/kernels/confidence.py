@@ -12,13 +12,15 @@ from torchcmdp.kernels.options import formula, kernel
 
 # the kinds, numbered as in `torchcmdp.confidence.CONFIDENCE_KINDS`
 ENTRYWISE, L1, BERNSTEIN, EFRONI, LUO = range(5)
+# ... and boxes that hold nothing but their lower ends, of learners that take averages as exact
+EXACT = 5
 
 
 class KernelSet(NamedTuple):
     """The plausible kernels: a box for every pair, or, where the kind is "l1", a ball around a center with that box around it.
 
     Attributes:
-        kind: One of the five.
+        kind: One of the six.
         center, lower, upper: `(E,)`.
         radius: Of the ball, `(P,)`.
         left: What the lower ends leave of each pair's probability, `(P,)` and some more.
@@ -199,8 +201,10 @@ def best_in_box(successor, lower, upper, left, begin, end, values, order, base):
 
 
 @kernel
-def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, ahead):
+def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, given, ahead):
     """`best_in_box` of pair p and the three after it, whose successors are the states from `base` on and have one order.
+
+    The first `given` of them get what is left.
 
     The four are written out, since a loop over them would go through memory and take twice as long.
     """
@@ -212,7 +216,7 @@ def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, 
         best1 += low[j + 1] * value
         best2 += low[j + 2] * value
         best3 += low[j + 3] * value
-    for place in range(width):
+    for place in range(given):
         y = order[base + place]
         j, value = lane + y * stride, values[base + y]
         left0, best0 = give(left0, best0, spare[j], value)
@@ -241,8 +245,8 @@ def best_in_ball(successor, center, radius, begin, end, values, order, base):
 def optimistic(kind, successor, center, lower, upper, radius, left, begin, end, values, order, base):
     """The exact max over the set of sum_y p(y) f(y) for the pair with entries begin .. end-1.
 
-    `values` has f, and `order` from `base` on its successors from the best to the worst. Arrays come one by one: every array that is taken out
-    of a record costs as much as a row.
+    `values` has f, and `order` from `base` on its successors from the best to the worst. Arrays come one by one: every array that
+    is taken out of a record costs as much as a row.
     """
     if kind == L1:
         return best_in_ball(successor, center, radius, begin, end, values, order, base)
@@ -277,9 +281,9 @@ def expect_in_order(geometry, kernels, k, room, ahead):
         geometry.stride[first[k] * actions],
     )
     if stride > 0 and kind != L1:
-        low, spare, lane = kernels.low, kernels.spare, geometry.lane
+        low, spare, lane, given = kernels.low, kernels.spare, geometry.lane, 0 if kind == EXACT else width
         for p in range(first[k] * actions, first[k + 1] * actions, ABREAST):
-            best_abreast(low, spare, left, p, lane[p], stride, width, values, base, order, ahead)
+            best_abreast(low, spare, left, p, lane[p], stride, width, values, base, order, given, ahead)
         return
     for p in range(first[k] * actions, first[k + 1] * actions):
         begin, end = row[p], row[p + 1]

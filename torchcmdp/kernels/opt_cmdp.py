@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels import costs as beliefs
-from torchcmdp.kernels.confidence import KernelSet, confidence_row, empirical_row, kernel_set, line_up
+from torchcmdp.kernels.confidence import ENTRYWISE, EXACT, KernelSet, confidence_row, empirical_row, kernel_set, line_up
 from torchcmdp.kernels.costs import DRIFT_TAG, MARGIN_TAG, move_beliefs, revise, ring, spare, surprises
 from torchcmdp.kernels.empirical import count, move_sums
 from torchcmdp.kernels.estimation import bonus, optimistic_cost, prior_cost
@@ -191,6 +191,13 @@ def revise_all(steps, state):
 
 
 @formula
+def boxes(kernels, greedy):
+    """The boxes of a set alone, which around a ball are more than the ball."""
+    _, center, lower, upper, radius, left, low, spare, least, most = kernels
+    return KernelSet(EXACT if greedy == 1 else ENTRYWISE, center, lower, upper, radius, left, low, spare, least, most)
+
+
+@formula
 def are_sound(state, error):
     """Whether the program has no bad numbers at any pair, nor in the margin."""
     faults = 0.0
@@ -221,7 +228,13 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     status, iterations, value, _, residual = INVALID, 0, 0.0, 0.0, 0.0
     if are_sound(state, error):
         status, iterations, value, _, residual = optimise_one(
-            geometry, state.rewards, state.kernels, costs, settings.max_iterations, state.work, state.multipliers
+            geometry,
+            state.rewards,
+            boxes(state.kernels, settings.greedy),
+            costs,
+            settings.max_iterations,
+            state.work,
+            state.multipliers,
         )
         mix_pairs(state.work, state.planned)
         policy_of(geometry, state.planned, state.plan)

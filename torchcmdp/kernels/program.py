@@ -13,6 +13,7 @@ import numpy as np
 
 from torchcmdp.kernels.confidence import (
     ENTRYWISE,
+    EXACT,
     KernelSet,
     Room,
     empty_room,
@@ -109,7 +110,7 @@ def best_policy(geometry, kernels, reward, work):
     for k in range(layers - 1, -1, -1):
         last = k == layers - 1
         if not last:
-            if geometry.dense[k] == 1:
+            if geometry.dense[k] == 1 and kernels.kind != EXACT:
                 sort_down_again(values, first[k + 1], first[k + 2] - first[k + 1], space.order)
             expect_in_order(geometry, kernels, k, space, ahead)
         for x in range(first[k], first[k + 1]):
@@ -139,6 +140,11 @@ def flow(geometry, kernels, work):
             if end - begin == 1:
                 rows[begin] = 1.0
                 mass[successor[begin]] += mass[x]
+                continue
+            if kernels.kind == EXACT:
+                for e in range(begin, end):
+                    rows[e] = lower[e]
+                    mass[successor[e]] += mass[x] * lower[e]
                 continue
             if geometry.dense[k] == 0:
                 sort_row_down(values, successor, begin, end, base, order)
@@ -303,7 +309,7 @@ def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, multip
 
     Args:
         rewards, costs: `(P)`, `(m x P)`, sound at every pair.
-        kernels: A set of boxes, whatever its kind.
+        kernels: A set whose kind is `ENTRYWISE` or `EXACT`.
         work: `workspace(geometry, m)`, in which the occupancy is left for `mix_pairs` and `mix_entries`.
         multipliers: output, `(m)`.
 
@@ -311,7 +317,7 @@ def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, multip
         status, iterations, value, excess, residual.
     """
     m, simplex = costs.shape[0], work.simplex
-    program = Program(rewards, boxes(kernels), costs)
+    program = Program(rewards, kernels, costs)
     if first_column(geometry, program, work):
         for i in range(m):
             multipliers[i], simplex.point[i] = 0.0, 0.0
@@ -325,13 +331,6 @@ def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, multip
     for i in range(m):
         multipliers[i] = max(simplex.duals[i], 0.0)
     return status, iterations, weigh(simplex), excess, residual
-
-
-@formula
-def boxes(kernels):
-    """The boxes of a set alone, which around a ball are more than the ball."""
-    _, center, lower, upper, radius, left, low, spare, least, most = kernels
-    return KernelSet(ENTRYWISE, center, lower, upper, radius, left, low, spare, least, most)
 
 
 class Instance(NamedTuple):
