@@ -177,7 +177,7 @@ def test_exponentials_are_those_of_the_library_to_a_rounding_or_two(count: int) 
     own = callable_from_python(exponentials.exponentials)
     inputs = np.random.default_rng(count).uniform(-700, 700, (200, count + 2))
     inputs[::3] /= 100
-    inputs[::5] = -inputs[::5] ** 2 / 1e6
+    inputs[::5] = -(inputs[::5] ** 2) / 1e6
     for row in inputs:
         row = np.sort(row)  # as it adds up to less than twice the largest then
         found = np.full(count + 2, 7.0)
@@ -211,7 +211,7 @@ def test_policies_and_occupancies(layout: Layout) -> None:
     callable_from_python(occupancy.policy_of_log)(geometry, entries, np.zeros_like(entries), found)
     close(found, pairs_of(layout, log.flatten(-2).softmax(-1).view_as(log).sum(-1)))
     reached = random_rows(layout, seed=16) * (random_rows(layout, seed=17).amax(-1, keepdim=True) > 0.5)
-    callable_from_python(occupancy.policy_of)(geometry, entries_of(layout, reached), found)
+    callable_from_python(occupancy.policy_of)(geometry, pairs_of(layout, reached.sum(-1)), found)
     close(found, pairs_of(layout, policy_of(reached, layout)))
     logits = 50 * random_policy(layout, seed=14)
     callable_from_python(occupancy.policy_of_logits)(geometry, pairs_of(layout, logits), found)

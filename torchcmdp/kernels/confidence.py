@@ -12,17 +12,20 @@ from torchcmdp.kernels.options import formula, kernel
 
 # the kinds, numbered as in `torchcmdp.confidence.CONFIDENCE_KINDS`
 ENTRYWISE, L1, BERNSTEIN, EFRONI, LUO = range(5)
+# ... and boxes that hold nothing but their lower ends, of learners that take averages as exact
+EXACT = 5
 
 
 class KernelSet(NamedTuple):
     """The plausible kernels: a box for every pair, or, where the kind is "l1", a ball around a center with that box around it.
 
     Attributes:
-        kind: One of the five.
+        kind: One of the six.
         center, lower, upper: `(E,)`.
         radius: Of the ball, `(P,)`.
         left: What the lower ends leave of each pair's probability, `(P,)` and some more.
         low, spare: Lower ends, and how far it is from them to the upper ends, by lanes of the geometry.
+        least, most: The smallest and the largest probability that a distribution in the box can have, by lanes as well.
     """
 
     kind: int
@@ -33,28 +36,29 @@ class KernelSet(NamedTuple):
     left: np.ndarray
     low: np.ndarray
     spare: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
 
 
 class Room(NamedTuple):
-    """What sweeps write on: values, orders of a layer and of a row, `(n + 1,)` each, and of pairs, `(P,)` and some more."""
+    """What sweeps write on: values of states and orders of the layers' states, `(n + 1,)` each, and of pairs, `(P,)` and more."""
 
     values: np.ndarray
     order: np.ndarray
-    own_order: np.ndarray
     ahead: np.ndarray
 
 
 def empty_room(geometry: Geometry) -> Room:
     """Room for the states of a geometry."""
     states, pairs = len(geometry.state_at) + 1, len(geometry.pair_at)
-    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(states, np.int64), np.zeros(pairs + ABREAST))
+    return Room(np.zeros(states), np.zeros(states, np.int64), np.zeros(pairs + ABREAST))
 
 
 def kernel_set(kind: int, geometry: Geometry) -> KernelSet:
     """Room for a set."""
     entries, pairs = len(geometry.successor), len(geometry.pair_at)
     lanes = int((np.diff(geometry.row) * geometry.stride).max(initial=0) + geometry.lane.max(initial=0)) + ABREAST
-    return KernelSet(kind, *(np.zeros(size) for size in (entries, entries, entries, pairs, pairs + ABREAST, lanes, lanes)))
+    return KernelSet(kind, *(np.zeros(size) for size in (entries, entries, entries, pairs, pairs + ABREAST, *[lanes] * 4)))
 
 
 @formula
@@ -119,31 +123,50 @@ def line_up(geometry, p, kernels):
             kernels.low[lane + (e - begin) * stride] = kernels.lower[e]
             kernels.spare[lane + (e - begin) * stride] = kernels.upper[e] - kernels.lower[e]
     kernels.left[p] = left
+    if stride > 0:
+        rest = left  # once all successors have all that there is room for: below zero
+        for e in range(begin, end):
+            rest -= kernels.upper[e] - kernels.lower[e]
+        for e in range(begin, end):
+            at = lane + (e - begin) * stride
+            kernels.least[at] = kernels.low[at] + gift(rest + kernels.spare[at], kernels.spare[at])
+            kernels.most[at] = kernels.low[at] + gift(left, kernels.spare[at])
 
 
 @formula
 def sort_down(values, base, count, order):
-    """order <- 0 .. count-1 by values[base + .], largest first: by counting, without a branch that nobody can predict."""
+    """order[base + .] <- 0 .. count-1 by values[base + .], largest first: by counting, which has no branch to mispredict."""
     for j in range(count):
-        order[j] = j  # so that a NaN, which has no place, leaves no other number behind
+        order[base + j] = j  # so that a NaN, which has no place, leaves no other number behind
     for j in range(count):
         place, own = 0, values[base + j]
         for other in range(j):
             place += values[base + other] >= own
         for other in range(j + 1, count):
             place += values[base + other] > own
-        order[place] = j
+        order[base + place] = j
 
 
 @formula
-def sort_row_down(values, successor, begin, end, order):
-    """order <- 0 .. by the values of the successors of the entries begin .. end-1, largest first."""
+def sort_down_again(values, base, count, order):
+    """`sort_down` where most orders are those of the last time: by insertion, whose branches then are no surprise."""
+    for j in range(count):
+        place = j
+        while place > 0 and values[base + order[base + place - 1]] < values[base + j]:
+            order[base + place] = order[base + place - 1]
+            place -= 1
+        order[base + place] = j
+
+
+@formula
+def sort_row_down(values, successor, begin, end, base, order):
+    """order[base + .] <- 0 .. by the values of the successors of the entries begin .. end-1, largest first."""
     for j in range(end - begin):
         place = j
-        while place > 0 and values[successor[begin + order[place - 1]]] < values[successor[begin + j]]:
-            order[place] = order[place - 1]
+        while place > 0 and values[successor[begin + order[base + place - 1]]] < values[successor[begin + j]]:
+            order[base + place] = order[base + place - 1]
             place -= 1
-        order[place] = j
+        order[base + place] = j
 
 
 @formula
@@ -163,20 +186,25 @@ def give(left, best, spare, value):
 
 
 @formula
-def best_in_box(successor, lower, upper, left, begin, end, values, order):
-    """max <p, f> over lower <= p <= upper, sum p = 1: what the lower ends leave goes to the best successors first."""
+def best_in_box(successor, lower, upper, left, begin, end, values, order, base):
+    """max <p, f> over lower <= p <= upper, sum p = 1: what the lower ends leave goes to the best successors first.
+
+    In what order they come stands in `order`, from `base` on.
+    """
     best = 0.0
     for e in range(begin, end):
         best += lower[e] * values[successor[e]]
     for j in range(end - begin):
-        e = begin + order[j]
+        e = begin + order[base + j]
         left, best = give(left, best, upper[e] - lower[e], values[successor[e]])
     return best
 
 
 @kernel
-def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, ahead):
+def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, given, ahead):
     """`best_in_box` of pair p and the three after it, whose successors are the states from `base` on and have one order.
+
+    The first `given` of them get what is left.
 
     The four are written out, since a loop over them would go through memory and take twice as long.
     """
@@ -188,8 +216,8 @@ def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, 
         best1 += low[j + 1] * value
         best2 += low[j + 2] * value
         best3 += low[j + 3] * value
-    for place in range(width):
-        y = order[place]
+    for place in range(given):
+        y = order[base + place]
         j, value = lane + y * stride, values[base + y]
         left0, best0 = give(left0, best0, spare[j], value)
         left1, best1 = give(left1, best1, spare[j + 1], value)
@@ -199,24 +227,14 @@ def best_abreast(low, spare, left, p, lane, stride, width, values, base, order, 
 
 
 @formula
-def row_in_box(lower, upper, left, begin, end, order, row):
-    """row <- the p of `best_in_box`."""
-    for j in range(end - begin):
-        e = begin + order[j]
-        moved = gift(left, upper[e] - lower[e])
-        row[e] = lower[e] + moved
-        left -= moved
-
-
-@formula
-def best_in_ball(successor, center, radius, begin, end, values, order):
+def best_in_ball(successor, center, radius, begin, end, values, order, base):
     """max <p, f> over |p - center|_1 <= radius: half the radius moves from the worst successors to the best one."""
     left, best = 0.5 * radius, 0.0
     for e in range(begin, end):
         best += center[e] * values[successor[e]]
-    highest = values[successor[begin + order[0]]]
+    highest = values[successor[begin + order[base]]]
     for j in range(end - begin - 1, 0, -1):
-        e = begin + order[j]
+        e = begin + order[base + j]
         moved = min(left, center[e])
         best += moved * (highest - values[successor[e]])
         left -= moved
@@ -224,20 +242,28 @@ def best_in_ball(successor, center, radius, begin, end, values, order):
 
 
 @kernel
-def optimistic(kind, successor, center, lower, upper, radius, left, begin, end, values, order):
+def optimistic(kind, successor, center, lower, upper, radius, left, begin, end, values, order, base):
     """The exact max over the set of sum_y p(y) f(y) for the pair with entries begin .. end-1.
 
-    `values` has f, and `order` its successors from the best to the worst. Arrays come one by one: every array that is taken out
-    of a record costs as much as a row.
+    `values` has f, and `order` from `base` on its successors from the best to the worst. Arrays come one by one: every array that
+    is taken out of a record costs as much as a row.
     """
     if kind == L1:
-        return best_in_ball(successor, center, radius, begin, end, values, order)
-    return best_in_box(successor, lower, upper, left, begin, end, values, order)
+        return best_in_ball(successor, center, radius, begin, end, values, order, base)
+    return best_in_box(successor, lower, upper, left, begin, end, values, order, base)
 
 
 @kernel
 def expect(geometry, kernels, k, room, ahead):
     """ahead <- the exact max over the set of sum_y p(y) f(y), for every pair of layer k; `room` has f at the states after it."""
+    if geometry.dense[k] == 1:
+        sort_down(room.values, geometry.first[k + 1], geometry.first[k + 2] - geometry.first[k + 1], room.order)
+    expect_in_order(geometry, kernels, k, room, ahead)
+
+
+@kernel
+def expect_in_order(geometry, kernels, k, room, ahead):
+    """`expect` where the states after a dense layer are in order already."""
     first, row, successor, actions = geometry.first, geometry.row, geometry.successor, geometry.actions
     kind, center, lower, upper, radius, left = (
         kernels.kind,
@@ -247,19 +273,17 @@ def expect(geometry, kernels, k, room, ahead):
         kernels.radius,
         kernels.left,
     )
-    values, order, own_order = room.values, room.order, room.own_order
+    values, order = room.values, room.order
     dense, base, width, stride = (
         geometry.dense[k] == 1,
         first[k + 1],
         first[k + 2] - first[k + 1],
         geometry.stride[first[k] * actions],
     )
-    if dense:
-        sort_down(values, base, width, order)
     if stride > 0 and kind != L1:
-        low, spare, lane = kernels.low, kernels.spare, geometry.lane
+        low, spare, lane, given = kernels.low, kernels.spare, geometry.lane, 0 if kind == EXACT else width
         for p in range(first[k] * actions, first[k + 1] * actions, ABREAST):
-            best_abreast(low, spare, left, p, lane[p], stride, width, values, base, order, ahead)
+            best_abreast(low, spare, left, p, lane[p], stride, width, values, base, order, given, ahead)
         return
     for p in range(first[k] * actions, first[k + 1] * actions):
         begin, end = row[p], row[p + 1]
@@ -268,49 +292,53 @@ def expect(geometry, kernels, k, room, ahead):
         elif end == begin:
             ahead[p] = 0.0
         elif dense:
-            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, order)
+            ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, order, base)
         else:
             anything = False
             for e in range(begin, end):
                 anything |= values[successor[e]] != 0.0
             ahead[p] = 0.0
             if anything:  # few pairs lead to where one target can be reached from
-                sort_row_down(values, successor, begin, end, own_order)
-                ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, own_order)
+                sort_row_down(values, successor, begin, end, base, order)
+                ahead[p] = optimistic(kind, successor, center, lower, upper, radius[p], left[p], begin, end, values, order, base)
+
+
+@kernel
+def mean_over_actions(geometry, policy, k, ahead, values):
+    """values <- sum_a pi(a|x) ahead(x,a) at the states of layer k."""
+    first, actions = geometry.first, geometry.actions
+    for x in range(first[k], first[k + 1]):
+        value = 0.0
+        for p in range(x * actions, (x + 1) * actions):
+            value += policy[p] * ahead[p]
+        values[x] = value
 
 
 @kernel
 def step_into(geometry, kernels, k, target, sign, ahead):
     """`expect` of sign times the indicator of one state after layer k: its largest probability, or minus its smallest."""
-    first, low, spare, left = geometry.first, kernels.low, kernels.spare, kernels.left
-    begin, base, width = first[k] * geometry.actions, first[k + 1], first[k + 2] - first[k + 1]
-    lane, stride = geometry.lane[begin], geometry.stride[begin]
-    for p in range(begin, first[k + 1] * geometry.actions):
-        rest, at = left[p], lane + p - begin + (target - base) * stride
-        if sign < 0.0:
-            for y in range(width):
-                if base + y != target:
-                    rest -= gift(rest, spare[lane + p - begin + y * stride])
-        ahead[p] = sign * (low[at] + gift(rest, spare[at]))
+    begin, end = geometry.first[k] * geometry.actions, geometry.first[k + 1] * geometry.actions
+    at = geometry.lane[begin] + (target - geometry.first[k + 1]) * geometry.stride[begin] - begin
+    for p in range(begin, end):
+        ahead[p] = kernels.most[at + p] if sign > 0.0 else -kernels.least[at + p]
 
 
 @kernel
 def reach(geometry, kernels, policy, target, layer, sign, room):
     """The best probability of reaching state `target` of `layer` from x_0 with sign 1, minus the worst with sign -1."""
     first, actions, values, ahead = geometry.first, geometry.actions, room.values, room.ahead
-    for x in range(first[layer], first[layer + 1]):
-        values[x] = 0.0
-    values[target] = sign
+    if layer == 0:
+        return sign
     for k in range(layer - 1, -1, -1):
-        if k == layer - 1 and geometry.stride[first[k] * actions] > 0 and kernels.kind != L1:
+        if k < layer - 1:
+            expect(geometry, kernels, k, room, ahead)
+        elif geometry.stride[first[k] * actions] > 0 and kernels.kind != L1:
             step_into(geometry, kernels, k, target, sign, ahead)
         else:
+            for x in range(first[layer], first[layer + 1]):
+                values[x] = sign if x == target else 0.0
             expect(geometry, kernels, k, room, ahead)
-        for x in range(first[k], first[k + 1]):
-            value = 0.0
-            for p in range(x * actions, (x + 1) * actions):
-                value += policy[p] * ahead[p]
-            values[x] = value
+        mean_over_actions(geometry, policy, k, ahead, values)
     return values[0]
 
 

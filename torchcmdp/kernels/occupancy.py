@@ -44,22 +44,18 @@ def actions_of(geometry, x):
 
 
 @kernel
-def policy_of(geometry, occupancy, policy):
-    """policy <- q(x,a) / q(x), and uniform where q(x) = 0."""
+def policy_of(geometry, masses, policy):
+    """policy <- q(x,a) / q(x), and uniform where q(x) = 0; of an occupancy by its pairs."""
     row, actions = geometry.row, geometry.actions
     for x in range(geometry.first[-1]):
-        total = 0.0
-        for p in range(x * actions, (x + 1) * actions):
-            policy[p] = 0.0
-            for e in range(row[p], row[p + 1]):
-                policy[p] += occupancy[e]
-            total += policy[p]
-        own = actions_of(geometry, x)
-        for p in range(x * actions, (x + 1) * actions):
-            if total > 0.0:
-                policy[p] /= total
-            elif row[p] < row[p + 1]:
-                policy[p] = 1.0 / own
+        total = total_of(geometry, x, masses)
+        if total > 0.0:
+            for p in range(x * actions, (x + 1) * actions):
+                policy[p] = masses[p] / total
+        else:
+            own = actions_of(geometry, x)
+            for p in range(x * actions, (x + 1) * actions):
+                policy[p] = 1.0 / own if row[p] < row[p + 1] else 0.0
 
 
 @formula

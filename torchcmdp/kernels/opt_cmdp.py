@@ -5,12 +5,13 @@ An episode changes the averages and the widths of its visited pairs only; the pr
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from torchcmdp.kernels import costs as beliefs
-from torchcmdp.kernels.confidence import KernelSet, confidence_row, empirical_row, kernel_set, line_up
+from torchcmdp.kernels.confidence import ENTRYWISE, EXACT, KernelSet, confidence_row, empirical_row, kernel_set, line_up
 from torchcmdp.kernels.costs import DRIFT_TAG, MARGIN_TAG, move_beliefs, revise, ring, spare, surprises
 from torchcmdp.kernels.empirical import count, move_sums
 from torchcmdp.kernels.estimation import bonus, optimistic_cost, prior_cost
@@ -19,8 +20,8 @@ from torchcmdp.kernels.metrics import solver_tags, tell_solver
 from torchcmdp.kernels.occupancy import policy_of
 from torchcmdp.kernels.options import formula, kernel
 from torchcmdp.kernels.padding import move
-from torchcmdp.kernels.program import Work, optimise_one, workspace
-from torchcmdp.status import INFEASIBLE
+from torchcmdp.kernels.program import Work, is_sound, mix_pairs, optimise_one, workspace
+from torchcmdp.status import INFEASIBLE, INVALID
 
 TAGS = (*solver_tags("infeasible"), "Learner/planned_value", "Learner/max_multiplier")
 BELIEF_TAGS = ("Learner/gamma_active", "Learner/max_beta")
@@ -91,7 +92,10 @@ def tags(settings: Settings) -> tuple[str, ...]:
 
 
 class State(NamedTuple):
-    """The state of one run without padding, the program that follows from it, its answer, and room to find that."""
+    """The state of one run without padding, the program that follows from it, its answer, and room to find that.
+
+    `faults` has one at the pairs where the program has bad numbers, which only visits can bring.
+    """
 
     plan: np.ndarray
     visits: np.ndarray
@@ -102,12 +106,12 @@ class State(NamedTuple):
     costs: np.ndarray
     planned: np.ndarray
     samples: np.ndarray
+    faults: np.ndarray
     cost_estimate: np.ndarray
     low_end: np.ndarray
     margined: np.ndarray
     surprise: np.ndarray
     kernels: KernelSet
-    occupancy: np.ndarray
     multipliers: np.ndarray
     work: Work
 
@@ -115,9 +119,9 @@ class State(NamedTuple):
 def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
     """Room for the state of one run."""
     pairs, entries, m = len(geometry.pair_at), len(geometry.successor), constraints
-    sizes = (pairs, pairs, entries, pairs, (m, pairs), pairs, (m, pairs), pairs, pairs, *((m, pairs),) * 3, m)
+    sizes = (pairs, pairs, entries, pairs, (m, pairs), pairs, (m, pairs), pairs, pairs, pairs, *((m, pairs),) * 3, m)
     arrays = [np.zeros(size) for size in sizes]
-    return State(*arrays, kernel_set(kind, geometry), np.zeros(entries), np.zeros(m), workspace(geometry, m))
+    return State(*arrays, kernel_set(kind, geometry), np.zeros(m), workspace(geometry, m))
 
 
 @kernel
@@ -166,12 +170,13 @@ def follow(geometry, settings, hyper, run, p, state):
     kernels = state.kernels
     if settings.greedy == 0:
         confidence_row(geometry, p, state.visits, state.transition_visits, settings.iota, hyper.radius_scale[run], kernels)
-        return
-    empirical_row(geometry, p, state.visits, state.transition_visits, kernels.center)
-    for e in range(geometry.row[p], geometry.row[p + 1]):
-        kernels.lower[e] = kernels.center[e]
-        kernels.upper[e] = kernels.center[e]
-    line_up(geometry, p, kernels)
+    else:
+        empirical_row(geometry, p, state.visits, state.transition_visits, kernels.center)
+        for e in range(geometry.row[p], geometry.row[p + 1]):
+            kernels.lower[e] = kernels.center[e]
+            kernels.upper[e] = kernels.center[e]
+        line_up(geometry, p, kernels)
+    state.faults[p] = 0.0 if is_sound(geometry, p, state.rewards, kernels.lower, kernels.upper, state.costs) else 1.0
 
 
 @formula
@@ -186,12 +191,19 @@ def revise_all(steps, state):
 
 
 @formula
-def remember(geometry, state):
-    """planned <- the pairs' masses of what the program found."""
-    for p in range(state.planned.shape[0]):
-        state.planned[p] = 0.0
-        for e in range(geometry.row[p], geometry.row[p + 1]):
-            state.planned[p] += state.occupancy[e]
+def boxes(kernels, greedy):
+    """The boxes of a set alone, which around a ball are more than the ball."""
+    _, center, lower, upper, radius, left, low, spare, least, most = kernels
+    return KernelSet(EXACT if greedy == 1 else ENTRYWISE, center, lower, upper, radius, left, low, spare, least, most)
+
+
+@formula
+def are_sound(state, error):
+    """Whether the program has no bad numbers at any pair, nor in the margin."""
+    faults = 0.0
+    for p in range(state.faults.shape[0]):
+        faults += state.faults[p]
+    return faults == 0.0 and abs(error) < math.inf
 
 
 @kernel
@@ -213,10 +225,19 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     if settings.margin == 1:
         error = spare(geometry, hyper.margin[run], state.planned, state)
         costs = state.margined
-    status, iterations, value, _, residual = optimise_one(
-        geometry, state.rewards, state.kernels, costs, settings.max_iterations, state.work, state.occupancy, state.multipliers
-    )
-    policy_of(geometry, state.occupancy, state.plan)
+    status, iterations, value, _, residual = INVALID, 0, 0.0, 0.0, 0.0
+    if are_sound(state, error):
+        status, iterations, value, _, residual = optimise_one(
+            geometry,
+            state.rewards,
+            boxes(state.kernels, settings.greedy),
+            costs,
+            settings.max_iterations,
+            state.work,
+            state.multipliers,
+        )
+        mix_pairs(state.work, state.planned)
+        policy_of(geometry, state.planned, state.plan)
     highest = 0.0
     for i in range(state.multipliers.shape[0]):
         highest = max(highest, state.multipliers[i])
@@ -224,7 +245,6 @@ def update(geometry, settings, hyper, run, episode, policy, steps, buffers, stat
     last[5, run] = value
     last[6, run] = highest
     if settings.prior == 1:
-        remember(geometry, state)
         last[7, run] = 0.0
         last[8, run] = largest
     if settings.margin == 1:

@@ -10,7 +10,7 @@ import numpy as np
 from torchcmdp.kernels.confidence import KernelSet, Room, all_pairs, confidence_row, empty_room, expect, kernel_set
 from torchcmdp.kernels.empirical import move_visits, plan_of_logits
 from torchcmdp.kernels.geometry import Geometry
-from torchcmdp.kernels.occupancy import actions_of, log_softmax
+from torchcmdp.kernels.occupancy import actions_of, log_softmax, total_of
 from torchcmdp.kernels.options import formula, kernel
 from torchcmdp.kernels.padding import move
 from torchcmdp.status import SOLVED
@@ -123,27 +123,24 @@ def dilated_bonus(geometry, kernels, policy, gamma, loss_range, upper, lower, ro
             values[x] = value
 
 
-@formula
-def log_add(a, b):
-    """ln(e^a + e^b)."""
-    if a == b and math.isinf(a):
-        return a
-    return max(a, b) + math.log1p(math.exp(-abs(a - b)))
-
-
 @kernel
 def step(geometry, eta, share, loss_range, loss, logits):
-    """pi <- (1 - share) y + share / |A| with y ~ pi exp(-eta / Xi loss), in logarithms, where nothing underflows."""
+    """pi <- (1 - share) y + share / |A| with y ~ pi exp(-eta / Xi loss), in logarithms, where nothing underflows.
+
+    What the share is added to may: it is nothing beside the share.
+    """
     rate = eta / loss_range
     for p in range(logits.shape[0]):
         logits[p] -= rate * loss[p]
-    log_softmax(geometry, logits, loss)  # whose time is over
-    kept, actions = math.log1p(-share), geometry.actions
+    shares, actions = loss, geometry.actions  # the time of the losses is over
+    log_softmax(geometry, logits, shares)
+    if share == 0.0:
+        return
     for x in range(geometry.first[-1]):
-        mixed = math.log(share / actions_of(geometry, x))
+        kept, mixed = (1.0 - share) / total_of(geometry, x, shares), share / actions_of(geometry, x)
         for p in range(x * actions, (x + 1) * actions):
             if geometry.row[p] < geometry.row[p + 1]:
-                logits[p] = log_add(kept + logits[p], mixed)
+                logits[p] = math.log(kept * shares[p] + mixed)
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Column generation for the optimistic linear program of one instance; and of a batch, over threads.
+"""Column generation for the optimistic linear program of one instance.
 
 The plausible kernels are a product over pairs, so for given multipliers the best occupancy is a backward recursion. The program
 over mixtures of such occupancies has only m + 1 rows; it is solved by the simplex method, which asks the recursion for its columns.
@@ -12,21 +12,18 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels.confidence import (
-    ENTRYWISE,
+    EXACT,
     KernelSet,
     Room,
     empty_room,
-    expect,
-    kernel_set,
-    line_up,
-    row_in_box,
+    expect_in_order,
+    gift,
+    sort_down_again,
     sort_row_down,
 )
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.limits import IMPROVEMENT, ROUNDING
-from torchcmdp.kernels.memory import room
-from torchcmdp.kernels.options import exact_entry, formula, kernel
-from torchcmdp.kernels.padding import LOAD, STORE, move, move_each
+from torchcmdp.kernels.options import formula, kernel
 from torchcmdp.kernels.simplex import (
     OCCUPANCY,
     Simplex,
@@ -35,26 +32,27 @@ from torchcmdp.kernels.simplex import (
     end_first_phase,
     find_duals,
     leaving_row,
+    refresh,
     replace,
     start,
 )
-from torchcmdp.kernels.threads import over_batch
-from torchcmdp.status import INFEASIBLE, INVALID, MAX_ITERATIONS, SOLVED
+from torchcmdp.status import INFEASIBLE, MAX_ITERATIONS, SOLVED
 
 
 class Work(NamedTuple):
     """Work space of one program: nothing in it survives from one call to the next.
 
     Attributes:
-        columns: The occupancies of the basis, `((m + 1) x E)`.
-        best: Of the last recursion the best pair of each state, `(n,)` int64, its rows `(E)`, and how much reaches the states,
-            `mass` `(n + 1,)`.
-        pair_reward: What it maximised, `(P,)`.
+        place: Which of the following belongs to each column of the basis, and last which to the recursion, `(m + 2,)` int64.
+        best: The pair chosen in each state, `((m + 2) x n)` int64.
+        rows: Where these pairs lead, `((m + 2) x E)`, and nothing at others.
+        mass: How much reaches the states, `((m + 2) x (n + 1))`.
+        pair_reward: What the last recursion maximised, `(P,)`.
     """
 
     simplex: Simplex
     room: Room
-    columns: np.ndarray
+    place: np.ndarray
     best: np.ndarray
     rows: np.ndarray
     mass: np.ndarray
@@ -71,91 +69,113 @@ class Program(NamedTuple):
 
 def workspace(geometry: Geometry, constraints: int) -> Work:
     """Room for programs of this geometry with so many constraints, one after the other."""
-    states, pairs, entries = len(geometry.state_at), len(geometry.pair_at), len(geometry.successor)
-    sizes = (entries, states + 1, pairs)
-    columns, best = np.zeros((constraints + 1, entries)), np.zeros(states, np.int64)
-    return Work(empty_simplex(constraints), empty_room(geometry), columns, best, *(np.zeros(size) for size in sizes))
+    states, pairs, entries, slots = len(geometry.state_at), len(geometry.pair_at), len(geometry.successor), constraints + 2
+    place, best = np.zeros(slots, np.int64), np.zeros((slots, states), np.int64)
+    sizes = ((slots, entries), (slots, states + 1), pairs)
+    return Work(empty_simplex(constraints), empty_room(geometry), place, best, *(np.zeros(size) for size in sizes))
 
 
 @kernel
-def is_valid(geometry, rewards, lower, upper, costs):
-    """No NaN, nothing infinite, and intervals that hold a distribution."""
-    for p in range(rewards.shape[0]):
-        if geometry.row[p] == geometry.row[p + 1]:
-            continue
-        low, high = 0.0, 0.0
-        for e in range(geometry.row[p], geometry.row[p + 1]):
-            if not 0.0 <= lower[e] <= upper[e]:
-                return False
-            low += lower[e]
-            high += upper[e]
-        if not (low <= 1.0 + 1e-9 and high >= 1.0 - 1e-9 and abs(rewards[p]) < math.inf):
+def is_sound(geometry, p, rewards, lower, upper, costs):
+    """No NaN, nothing infinite, and intervals that hold a distribution, at pair p."""
+    if geometry.row[p] == geometry.row[p + 1]:
+        return True
+    low, high = 0.0, 0.0
+    for e in range(geometry.row[p], geometry.row[p + 1]):
+        if not 0.0 <= lower[e] <= upper[e]:
             return False
-        for i in range(costs.shape[0]):
-            if not abs(costs[i, p]) < math.inf:
-                return False
-    return True
+        low += lower[e]
+        high += upper[e]
+    sound = low <= 1.0 + 1e-9 and high >= 1.0 - 1e-9 and abs(rewards[p]) < math.inf
+    for i in range(costs.shape[0]):
+        sound = sound and abs(costs[i, p]) < math.inf
+    return sound
 
 
 @kernel
-def best_policy(geometry, kernels, work):
-    """The plausible kernel and the deterministic policy with the largest total reward; ties go to the lowest action."""
+def best_policy(geometry, kernels, reward, work):
+    """The plausible kernel and the deterministic policy with the largest total reward; ties go to the lowest action.
+
+    Returns that reward; the kernel follows from the values of the states, and is made by `flow`.
+    """
     first, row, actions, space = geometry.first, geometry.row, geometry.actions, work.room
-    values, ahead, best, reward = space.values, space.ahead, work.best, work.pair_reward
+    values, ahead, best = space.values, space.ahead, work.best[work.place[-1]]
     layers = first.shape[0] - 1
     for k in range(layers - 1, -1, -1):
         last = k == layers - 1
         if not last:
-            expect(geometry, kernels, k, space, ahead)
+            if geometry.dense[k] == 1 and kernels.kind != EXACT:
+                sort_down_again(values, first[k + 1], first[k + 2] - first[k + 1], space.order)
+            expect_in_order(geometry, kernels, k, space, ahead)
         for x in range(first[k], first[k + 1]):
             top, chosen = -math.inf, best[x]
             for p in range(x * actions, (x + 1) * actions):
                 total = reward[p] if last else reward[p] + ahead[p]
                 better = row[p] < row[p + 1] and total > top
                 top, chosen = total if better else top, p if better else chosen
-            begin, end = row[chosen], row[chosen + 1]
             best[x] = chosen
-            if end - begin == 1:
-                work.rows[begin] = 1.0
-            elif geometry.dense[k] == 1:
-                row_in_box(kernels.lower, kernels.upper, kernels.left[chosen], begin, end, space.order, work.rows)
-            else:
-                sort_row_down(values, geometry.successor, begin, end, space.own_order)
-                row_in_box(kernels.lower, kernels.upper, kernels.left[chosen], begin, end, space.own_order, work.rows)
             values[x] = top
+    return values[0]
 
 
 @kernel
-def best_occupancy(geometry, kernels, work):
-    """`best_policy`, and how much of its occupancy reaches every state."""
-    best_policy(geometry, kernels, work)
-    row, mass, states = geometry.row, work.mass, work.best.shape[0]
-    for x in range(states + 1):
+def flow(geometry, kernels, work):
+    """How much of the occupancy of `best_policy` reaches every state: only for those that come into the basis."""
+    first, row, successor, space, last = geometry.first, geometry.row, geometry.successor, work.room, work.place[-1]
+    values, order, lower, upper = space.values, space.order, kernels.lower, kernels.upper
+    best, rows, mass = work.best[last], work.rows[last], work.mass[last]
+    for x in range(mass.shape[0]):
         mass[x] = 0.0
     mass[0] = 1.0
-    for x in range(states):
-        for e in range(row[work.best[x]], row[work.best[x] + 1]):
-            mass[geometry.successor[e]] += mass[x] * work.rows[e]
+    for k in range(first.shape[0] - 1):
+        base = first[k + 1]
+        for x in range(first[k], base):
+            begin, end, left = row[best[x]], row[best[x] + 1], kernels.left[best[x]]
+            if end - begin == 1:
+                rows[begin] = 1.0
+                mass[successor[begin]] += mass[x]
+                continue
+            if kernels.kind == EXACT:
+                for e in range(begin, end):
+                    rows[e] = lower[e]
+                    mass[successor[e]] += mass[x] * lower[e]
+                continue
+            if geometry.dense[k] == 0:
+                sort_row_down(values, successor, begin, end, base, order)
+            for j in range(end - begin):  # the p of `best_in_box`
+                e = begin + order[base + j]
+                moved = gift(left, upper[e] - lower[e])
+                left -= moved
+                rows[e] = lower[e] + moved
+                mass[successor[e]] += mass[x] * rows[e]
 
 
 @kernel
-def keep(geometry, work, column):
-    """The occupancy of the last recursion becomes a column."""
-    row, columns = geometry.row, work.columns
-    for e in range(columns.shape[1]):
-        columns[column, e] = 0.0
-    for x in range(work.best.shape[0]):
-        for e in range(row[work.best[x]], row[work.best[x] + 1]):
-            columns[column, e] = work.mass[x] * work.rows[e]
+def keep(work, column):
+    """The occupancy of the last recursion becomes a column, and the next recursion goes where that was."""
+    place = work.place
+    place[column], place[-1] = place[-1], place[column]
 
 
 @kernel
 def total(values, work):
     """<values, q> of the last recursion's occupancy."""
-    found = 0.0
-    for x in range(work.best.shape[0]):
-        found += work.mass[x] * values[work.best[x]]
+    found, best, mass = 0.0, work.best[work.place[-1]], work.mass[work.place[-1]]
+    for x in range(best.shape[0]):
+        found += mass[x] * values[best[x]]
     return found
+
+
+@formula
+def take_off(share, values, factor, costs, i, out):
+    """out <- share values - factor costs_i; four at a time, which is written out because loops are not put into vectors."""
+    fours = out.shape[0] // 4 * 4
+    for p in range(0, fours, 4):
+        first, second = share * values[p] - factor * costs[i, p], share * values[p + 1] - factor * costs[i, p + 1]
+        third, fourth = share * values[p + 2] - factor * costs[i, p + 2], share * values[p + 3] - factor * costs[i, p + 3]
+        out[p], out[p + 1], out[p + 2], out[p + 3] = first, second, third, fourth
+    for p in range(fours, out.shape[0]):
+        out[p] = share * values[p] - factor * costs[i, p]
 
 
 @kernel
@@ -165,27 +185,25 @@ def price(geometry, program, first_phase, work):
     Returns what it promises.
     """
     costs, duals, pair_reward = program.costs, work.simplex.duals, work.pair_reward
-    m = costs.shape[0]
-    for p in range(pair_reward.shape[0]):
-        own = 0.0 if first_phase else program.rewards[p]
-        for i in range(m):
-            own -= duals[i] * costs[i, p]
-        pair_reward[p] = own
-    best_occupancy(geometry, program.kernels, work)
-    return total(pair_reward, work) - duals[m]
+    m, share = costs.shape[0], 0.0 if first_phase else 1.0
+    take_off(share, program.rewards, duals[0], costs, 0, pair_reward)
+    for i in range(1, m):
+        take_off(1.0, pair_reward, duals[i], costs, i, pair_reward)
+    return best_policy(geometry, program.kernels, pair_reward, work) - duals[m]
 
 
 @kernel
 def first_column(geometry, program, work):
     """The basis of the best occupancy of all; returns whether that is safe."""
     simplex, m = work.simplex, program.costs.shape[0]
-    for p in range(work.pair_reward.shape[0]):
-        work.pair_reward[p] = program.rewards[p]
-    best_occupancy(geometry, program.kernels, work)
-    keep(geometry, work, m)
+    for j in range(m + 2):
+        work.place[j] = j
+    best_policy(geometry, program.kernels, program.rewards, work)
+    flow(geometry, program.kernels, work)
     for i in range(m):
         simplex.basis[i, m] = total(program.costs[i], work)
     simplex.gain[m] = total(program.rewards, work)
+    keep(work, m)
     return start(simplex)
 
 
@@ -206,6 +224,7 @@ def improve(geometry, program, max_iterations, work):
     """Pivot until nothing promises to improve; returns status, iterations, what is left open, and the least violation."""
     simplex, m = work.simplex, program.costs.shape[0]
     excess, first_phase, iteration = 0.0, True, 1
+    refresh(simplex)
     while True:
         iteration += 1
         common = basic_solution(simplex)
@@ -225,6 +244,8 @@ def improve(geometry, program, max_iterations, work):
             excess = end_first_phase(simplex, common)
             first_phase = False
             continue
+        if not by_slack:
+            flow(geometry, program.kernels, work)
         enter(program, slack if by_slack else -1, work)
         leaving = leaving_row(simplex)
         if leaving < 0 or iteration >= max_iterations:  # the first is impossible in exact arithmetic: the program is bounded
@@ -233,128 +254,74 @@ def improve(geometry, program, max_iterations, work):
             replace(simplex, leaving, slack, 0.0)
         else:
             replace(simplex, leaving, OCCUPANCY, total(program.rewards, work))
-            keep(geometry, work, leaving)
+            keep(work, leaving)
 
 
 @kernel
-def mix(work, occupancy):
-    """occupancy <- the mixture of the basic occupancies; returns its value."""
-    simplex, columns = work.simplex, work.columns
-    n, value, whole = simplex.point.shape[0], 0.0, 0.0
-    for e in range(occupancy.shape[0]):
-        occupancy[e] = 0.0
-    for j in range(n):
-        if simplex.kinds[j] == OCCUPANCY:
-            whole += max(simplex.point[j], 0.0)
-    for j in range(n):
-        if simplex.kinds[j] == OCCUPANCY and simplex.point[j] > 0.0:
-            weight = simplex.point[j] / whole
-            value += weight * simplex.gain[j]
-            for e in range(occupancy.shape[0]):
-                occupancy[e] += weight * columns[j, e]
+def weigh(simplex):
+    """point <- the weights of the basic occupancies in the mixture, zero for other columns; returns its value."""
+    point, whole, value = simplex.point, 0.0, 0.0
+    for j in range(point.shape[0]):
+        point[j] = max(point[j], 0.0) if simplex.kinds[j] == OCCUPANCY else 0.0
+        whole += point[j]
+    for j in range(point.shape[0]):
+        point[j] /= whole
+        value += point[j] * simplex.gain[j]
     return value
 
 
 @kernel
-def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, occupancy, multipliers):
+def mix_pairs(work, masses):
+    """masses <- the mixture that was found last, by pairs."""
+    for p in range(masses.shape[0]):
+        masses[p] = 0.0
+    for j in range(work.simplex.point.shape[0]):
+        weight, best, mass = work.simplex.point[j], work.best[work.place[j]], work.mass[work.place[j]]
+        if weight > 0.0:
+            for x in range(best.shape[0]):
+                masses[best[x]] += weight * mass[x]
+
+
+@kernel
+def mix_entries(geometry, work, occupancy):
+    """occupancy <- the mixture that was found last."""
+    row = geometry.row
+    for e in range(occupancy.shape[0]):
+        occupancy[e] = 0.0
+    for j in range(work.simplex.point.shape[0]):
+        weight, slot = work.simplex.point[j], work.place[j]
+        if weight > 0.0:
+            for x in range(work.best.shape[1]):
+                p = work.best[slot, x]
+                for e in range(row[p], row[p + 1]):
+                    occupancy[e] += weight * work.mass[slot, x] * work.rows[slot, e]
+
+
+@kernel
+def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, multipliers):
     """The best safe occupancy over all plausible kernels; where none is safe, the best of the least violation.
 
     Args:
-        rewards, costs: `(P)`, `(m x P)`.
-        kernels: A set of boxes, whatever its kind.
-        work: `workspace(geometry, m)`.
-        occupancy, multipliers: outputs, `(E)`, `(m)`.
+        rewards, costs: `(P)`, `(m x P)`, sound at every pair.
+        kernels: A set whose kind is `ENTRYWISE` or `EXACT`.
+        work: `workspace(geometry, m)`, in which the occupancy is left for `mix_pairs` and `mix_entries`.
+        multipliers: output, `(m)`.
 
     Returns:
         status, iterations, value, excess, residual.
     """
-    if not is_valid(geometry, rewards, kernels.lower, kernels.upper, costs):
-        return INVALID, 0, 0.0, 0.0, 0.0
-    m = costs.shape[0]
-    program = Program(rewards, boxes(kernels), costs)
+    m, simplex = costs.shape[0], work.simplex
+    program = Program(rewards, kernels, costs)
     if first_column(geometry, program, work):
-        for e in range(occupancy.shape[0]):
-            occupancy[e] = work.columns[m, e]
         for i in range(m):
-            multipliers[i] = 0.0
-        return SOLVED, 1, work.simplex.gain[m], 0.0, 0.0
+            multipliers[i], simplex.point[i] = 0.0, 0.0
+        simplex.point[m] = 1.0
+        return SOLVED, 1, simplex.gain[m], 0.0, 0.0
     status, iterations, residual, excess = improve(geometry, program, max_iterations, work)
-    value = mix(work, occupancy)
+    refresh(simplex)  # the answer has the rounding of one inverse, not that of all the pivots
+    basic_solution(simplex)
+    if status != MAX_ITERATIONS:
+        find_duals(simplex, False)
     for i in range(m):
-        multipliers[i] = max(work.simplex.duals[i], 0.0)
-    return status, iterations, value, excess, residual
-
-
-@formula
-def boxes(kernels):
-    """The boxes of a set alone, which around a ball are more than the ball."""
-    _, center, lower, upper, radius, left, low, spare = kernels
-    return KernelSet(ENTRYWISE, center, lower, upper, radius, left, low, spare)
-
-
-class Instance(NamedTuple):
-    """Compact inputs and outputs of one instance, between the padded tensors and `optimise_one`."""
-
-    rewards: np.ndarray
-    kernels: KernelSet
-    costs: np.ndarray
-    occupancy: np.ndarray
-
-
-@exact_entry
-def optimise_range(
-    start, stop, geometry, rewards, lower, upper, costs, max_iterations, work, instance,
-    occupancy, multipliers, value, excess, residual, status, iterations,
-):  # fmt: skip
-    """Solve instances start..stop-1 of a batch of flattened padded tensors, filling in the outputs."""
-    entry_at, pair_at = geometry.entry_at, geometry.pair_at
-    for b in range(start, stop):
-        move(entry_at, lower, b, instance.kernels.lower, LOAD)
-        move(entry_at, upper, b, instance.kernels.upper, LOAD)
-        for p in range(pair_at.shape[0]):
-            line_up(geometry, p, instance.kernels)
-        move(pair_at, rewards, b, instance.rewards, LOAD)
-        move_each(pair_at, costs, b, instance.costs, LOAD)
-        status[b], iterations[b], value[b], excess[b], residual[b] = optimise_one(
-            geometry, instance.rewards, instance.kernels, instance.costs, max_iterations, work, instance.occupancy, multipliers[b],
-        )  # fmt: skip
-        if status[b] != INVALID:
-            move(entry_at, occupancy, b, instance.occupancy, STORE)
-
-
-class Batch(NamedTuple):
-    """The outputs of `optimise_batch`, over flattened padded tensors, in the order of `OptimisticOptimum`."""
-
-    value: np.ndarray
-    occupancy: np.ndarray
-    multipliers: np.ndarray
-    excess: np.ndarray
-    status: np.ndarray
-    residual: np.ndarray
-    iterations: np.ndarray
-
-
-def optimise_batch(
-    geometry: Geometry, rewards: np.ndarray, lower: np.ndarray, upper: np.ndarray, costs: np.ndarray, max_iterations: int
-) -> Batch:
-    """Solve the programs of a batch of flattened padded tensors, over threads."""
-    batch, m = costs.shape[:2]
-    value, excess, residual = (np.zeros(batch) for _ in range(3))
-    occupancy, multipliers = np.zeros(lower.shape), np.zeros((batch, m))
-    status, iterations = np.zeros(batch, np.int8), np.zeros(batch, np.int64)
-    entries, pairs = len(geometry.successor), len(geometry.pair_at)
-
-    def make() -> tuple[Work, Instance, Geometry]:
-        instance = Instance(np.zeros(pairs), kernel_set(ENTRYWISE, geometry), np.zeros((m, pairs)), np.zeros(entries))
-        # with the geometry, so that its identity stays its own for as long as it is a key
-        return workspace(geometry, m), instance, geometry
-
-    def piece(start: int, stop: int) -> None:
-        work, instance, _ = room((id(geometry), "program", m), make)
-        optimise_range(
-            start, stop, geometry, rewards, lower, upper, costs, max_iterations, work, instance,
-            occupancy, multipliers, value, excess, residual, status, iterations,
-        )  # fmt: skip
-
-    over_batch(piece, batch, entries)
-    return Batch(value, occupancy, multipliers, excess, status, residual, iterations)
+        multipliers[i] = max(simplex.duals[i], 0.0)
+    return status, iterations, weigh(simplex), excess, residual

@@ -95,7 +95,7 @@ def largest_margin(safe_set: SafeSet, *, solver: str | ProgramSolver = "column_g
 def _solve_compiled(flat: list[Tensor], layout: Layout, max_iterations: int) -> list[Tensor]:
     """The fields of an `OptimisticOptimum` with one batch axis."""
     from torchcmdp.kernels.geometry import geometry_of
-    from torchcmdp.kernels.program import optimise_batch  # numba takes half a second to import: only those who solve wait
+    from torchcmdp.kernels.program_batch import optimise_batch  # numba takes half a second to import: only those who solve wait
 
     rewards, lower, upper = (tensor.flatten(1).contiguous().numpy() for tensor in flat[:3])
     costs = flat[3].flatten(2).contiguous().numpy()
