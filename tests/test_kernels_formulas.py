@@ -87,12 +87,14 @@ def entries_of(layout: Layout, padded: torch.Tensor) -> np.ndarray:
 def fill(geometry, visits, moves, iota, scale, kernels):
     for p in range(visits.shape[0]):
         confidence.confidence_row(geometry, p, visits, moves, iota, scale, kernels)
+        confidence.find_extremes(geometry, p, kernels)
 
 
 @exposed
 def line_all_up(geometry, kernels):
     for p in range(geometry.pair_at.shape[0]):
         confidence.line_up(geometry, p, kernels)
+        confidence.find_extremes(geometry, p, kernels)
 
 
 def both_sets(kind: str, layout: Layout, seed: int):

@@ -123,14 +123,20 @@ def line_up(geometry, p, kernels):
             kernels.low[lane + (e - begin) * stride] = kernels.lower[e]
             kernels.spare[lane + (e - begin) * stride] = kernels.upper[e] - kernels.lower[e]
     kernels.left[p] = left
+
+
+@formula
+def find_extremes(geometry, p, kernels):
+    """The smallest and the largest probability of each successor in the box of pair p, for those who step into a single state."""
+    begin, end, lane, stride = geometry.row[p], geometry.row[p + 1], geometry.lane[p], geometry.stride[p]
     if stride > 0:
-        rest = left  # once all successors have all that there is room for: below zero
+        rest = kernels.left[p]  # once all successors have all that there is room for: below zero
         for e in range(begin, end):
             rest -= kernels.upper[e] - kernels.lower[e]
         for e in range(begin, end):
             at = lane + (e - begin) * stride
             kernels.least[at] = kernels.low[at] + gift(rest + kernels.spare[at], kernels.spare[at])
-            kernels.most[at] = kernels.low[at] + gift(left, kernels.spare[at])
+            kernels.most[at] = kernels.low[at] + gift(kernels.left[p], kernels.spare[at])
 
 
 @formula

@@ -10,6 +10,7 @@ import numpy as np
 from torchcmdp.kernels.conjugate import Iterates, invert_diagonal, iterate
 from torchcmdp.kernels.cpu import compiled
 from torchcmdp.kernels.pairs import FREE
+from torchcmdp.kernels.sums import inner
 
 # A pivot below this part of its diagonal entry is noise: the variable is left where it is.
 PIVOT_TOLERANCE = 1e-14
@@ -101,23 +102,6 @@ def bend(start, stop, mass, after, dense, own, n_next, successor, response, syst
         else:
             for other in range(e, stop):
                 diagonal[y + successor[other] - after] += both * p[other] - taken * free[other - start]
-
-
-@compiled
-def inner(rows, i, vector):
-    """<rows_i, vector>, in four sums of which none waits for another."""
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
-    j = 0
-    while j + 3 < vector.shape[0]:
-        a += rows[i, j] * vector[j]
-        b += rows[i, j + 1] * vector[j + 1]
-        c += rows[i, j + 2] * vector[j + 2]
-        d += rows[i, j + 3] * vector[j + 3]
-        j += 4
-    while j < vector.shape[0]:
-        a += rows[i, j] * vector[j]
-        j += 1
-    return (a + b) + (c + d)
 
 
 @compiled

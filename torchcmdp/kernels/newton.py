@@ -16,9 +16,10 @@ from torchcmdp.kernels.limits import (
     UNIT_ROUNDING,
     WITHOUT_CURVATURE,
 )
-from torchcmdp.kernels.linalg import assemble_border, inner, prepare, schur, solve
+from torchcmdp.kernels.linalg import assemble_border, prepare, schur, solve
 from torchcmdp.kernels.pairs import FREE, Problem, evaluate, flows, weigh
 from torchcmdp.kernels.quadratic import quadratic
+from torchcmdp.kernels.sums import inner
 
 # An iteration rebalances flows at most this often, and halves its step at most this often.
 MOST_REBALANCED, MOST_HALVED = 8, 35

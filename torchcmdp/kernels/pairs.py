@@ -15,6 +15,7 @@ import numpy as np
 from torchcmdp.kernels.cpu import compiled
 from torchcmdp.kernels.exponentials import exponentials
 from torchcmdp.kernels.limits import NEVER
+from torchcmdp.kernels.sums import scale_each
 
 FREE, AT_LOWER, AT_UPPER = 0, 1, 2
 
@@ -306,28 +307,6 @@ def grow(geometry, v, growth, tops):
     growth[first[layers]] = 0.0
     tops[first[layers]] = v[first[layers]]
     exponentials(growth, 0, growth.shape[0], 0.0, growth)
-
-
-@compiled
-def scale_each(numbers, factors, start, stop):
-    """numbers <- numbers * factors over a range; returns their sum, of four that need not wait for each other."""
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
-    j = start
-    while j + 3 < stop:
-        numbers[j] *= factors[j]
-        numbers[j + 1] *= factors[j + 1]
-        numbers[j + 2] *= factors[j + 2]
-        numbers[j + 3] *= factors[j + 3]
-        a += numbers[j]
-        b += numbers[j + 1]
-        c += numbers[j + 2]
-        d += numbers[j + 3]
-        j += 4
-    while j < stop:
-        numbers[j] *= factors[j]
-        a += numbers[j]
-        j += 1
-    return (a + b) + (c + d)
 
 
 @compiled

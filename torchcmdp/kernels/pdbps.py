@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.confidence import KernelSet, Room, all_pairs, confidence_row, empty_room, expect, kernel_set
+from torchcmdp.kernels.confidence import KernelSet, Room, all_pairs, confidence_row, empty_room, expect, find_extremes, kernel_set
 from torchcmdp.kernels.empirical import move_visits, plan_of_logits
 from torchcmdp.kernels.geometry import Geometry
 from torchcmdp.kernels.occupancy import actions_of, log_softmax, total_of
@@ -77,6 +77,7 @@ def empty_state(geometry: Geometry, constraints: int, kind: int) -> State:
 def follow(geometry, settings, hyper, run, p, state):
     """The plausible transitions of pair p."""
     confidence_row(geometry, p, state.visits, state.transition_visits, settings.iota, hyper.radius_scale[run], state.kernels)
+    find_extremes(geometry, p, state.kernels)
 
 
 @kernel

@@ -11,7 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcmdp.kernels import costs as beliefs
-from torchcmdp.kernels.confidence import KernelSet, Room, confidence_row, empty_room, kernel_set, upper_occupancy_visited
+from torchcmdp.kernels.confidence import (
+    KernelSet,
+    Room,
+    confidence_row,
+    empty_room,
+    find_extremes,
+    kernel_set,
+    upper_occupancy_visited,
+)
 from torchcmdp.kernels.costs import DRIFT_TAG, MARGIN_TAG, move_beliefs, revise, ring, spare, surprises
 from torchcmdp.kernels.empirical import move_visits
 from torchcmdp.kernels.estimation import (
@@ -180,6 +188,7 @@ def follow(geometry, settings, hyper, run, p, state):
     if geometry.row[p] == geometry.row[p + 1]:
         return
     confidence_row(geometry, p, state.visits, state.transition_visits, settings.iota, hyper.radius_scale[run], state.kernels)
+    find_extremes(geometry, p, state.kernels)
     samples = state.samples[p]
     cost_bonus = bonus(samples, settings.bonus_logarithm, hyper.bonus_scale[run])
     lowest, place = settings.cost_low[run % settings.cost_low.shape[0]], geometry.pair_at[p]
