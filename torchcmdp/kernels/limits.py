@@ -38,8 +38,6 @@ FEASIBILITY = 1e-10
 IMPROVEMENT, ROUNDING = 1e-11, 1e-14
 # Entries of a direction below this cannot be pivots.
 SMALLEST_PIVOT = 1e-11
-# ... and one that is below this part of its column makes more of the rounding so far than a fresh inverse has.
-GOOD_PIVOT = 0.1
 # How far below zero the ratio test lets a variable go in favour of a larger pivot.
 HAIR = 1e-12
 # An episode is unsafe if the expected cost of some constraint exceeds this: zero, but for rounding.

@@ -32,7 +32,6 @@ from torchcmdp.kernels.simplex import (
     end_first_phase,
     find_duals,
     leaving_row,
-    refresh,
     replace,
     start,
 )
@@ -224,13 +223,14 @@ def improve(geometry, program, max_iterations, work):
     """Pivot until nothing promises to improve; returns status, iterations, what is left open, and the least violation."""
     simplex, m = work.simplex, program.costs.shape[0]
     excess, first_phase, iteration = 0.0, True, 1
-    refresh(simplex)
     while True:
         iteration += 1
         common = basic_solution(simplex)
         first_phase = first_phase and common >= 0
         find_duals(simplex, first_phase)
         promise = price(geometry, program, first_phase, work)
+        if not abs(promise) < math.inf:  # a basis that rounding has made singular
+            return MAX_ITERATIONS, iteration, 0.0, excess
         slack, largest = 0, 0.0
         for i in range(m):
             largest = max(largest, abs(simplex.duals[i]))
@@ -318,10 +318,6 @@ def optimise_one(geometry, rewards, kernels, costs, max_iterations, work, multip
         simplex.point[m] = 1.0
         return SOLVED, 1, simplex.gain[m], 0.0, 0.0
     status, iterations, residual, excess = improve(geometry, program, max_iterations, work)
-    refresh(simplex)  # the answer has the rounding of one inverse, not that of all the pivots
-    basic_solution(simplex)
-    if status != MAX_ITERATIONS:
-        find_duals(simplex, False)
     for i in range(m):
         multipliers[i] = max(simplex.duals[i], 0.0)
     return status, iterations, weigh(simplex), excess, residual

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcmdp.kernels.limits import FEASIBILITY, GOOD_PIVOT, HAIR, RELAXATION, SMALLEST_PIVOT
+from torchcmdp.kernels.limits import FEASIBILITY, HAIR, RELAXATION, SMALLEST_PIVOT
 from torchcmdp.kernels.options import kernel
 
 # What a column of the basis is, if it is not the slack of constraint i >= 0.
@@ -102,26 +102,21 @@ def start(simplex):
 
 
 @kernel
-def refresh(simplex):
-    """inverse <- basis^-1, with no more rounding than that takes."""
-    n = simplex.point.shape[0]
+def basic_solution(simplex):
+    """inverse <- basis^-1 and point <- the values of the basic variables; returns where s is among them, -1 if it is not."""
+    inverse, point = simplex.inverse, simplex.point
+    n = point.shape[0]
     for i in range(n):
         for j in range(n):
             simplex.copy[i, j] = simplex.basis[i, j]
-    invert(simplex.copy, simplex.inverse)
-
-
-@kernel
-def basic_solution(simplex):
-    """point <- the values of the basic variables; returns where s is among them, -1 if it is not."""
-    inverse, point = simplex.inverse, simplex.point
-    n, common = point.shape[0], -1
+    invert(simplex.copy, inverse)
+    common = -1
     for j in range(n):
-        own = 0.0
+        point[j] = 0.0
         for i in range(n):
-            own += inverse[j, i] * simplex.limits[i]
-        point[j] = own
-        common = j if simplex.kinds[j] == COMMON else common
+            point[j] += inverse[j, i] * simplex.limits[i]
+        if simplex.kinds[j] == COMMON:
+            common = j
     return common
 
 
@@ -144,11 +139,9 @@ def find_duals(simplex, first_phase):
             for i in range(n):
                 worth -= duals[i] * simplex.basis[i, j]
             simplex.direction[j] = worth
-        for i in range(n):
-            own = duals[i]
-            for j in range(n):
-                own += simplex.direction[j] * simplex.inverse[j, i]
-            duals[i] = own
+        for j in range(n):
+            for i in range(n):
+                duals[i] += simplex.direction[j] * simplex.inverse[j, i]
 
 
 @kernel
@@ -162,12 +155,11 @@ def leaving_row(simplex):
     n = point.shape[0]
     longest = math.inf
     for j in range(n):
-        own = 0.0
+        direction[j] = 0.0
         for i in range(n):
-            own += simplex.inverse[j, i] * simplex.entering[i]
-        direction[j] = own
-        if own > SMALLEST_PIVOT:
-            longest = min(longest, (max(point[j], 0.0) + HAIR) / own)
+            direction[j] += simplex.inverse[j, i] * simplex.entering[i]
+        if direction[j] > SMALLEST_PIVOT:
+            longest = min(longest, (max(point[j], 0.0) + HAIR) / direction[j])
     leaving = -1
     for j in range(n):
         if direction[j] > SMALLEST_PIVOT and max(point[j], 0.0) <= longest * direction[j]:
@@ -180,26 +172,11 @@ def leaving_row(simplex):
 
 @kernel
 def replace(simplex, row, kind, gain):
-    """The entering column in the place of `row`: one step of elimination brings the inverse up to date.
-
-    A pivot that is small among its column magnifies the rounding so far, and the basis is inverted anew.
-    """
-    inverse, direction = simplex.inverse, simplex.direction
-    n, largest = direction.shape[0], 0.0
-    for i in range(n):
+    """The entering column in the place of `row`."""
+    for i in range(simplex.entering.shape[0]):
         simplex.basis[i, row] = simplex.entering[i]
-        largest = max(largest, abs(direction[i]))
     simplex.kinds[row] = kind
     simplex.gain[row] = gain
-    if direction[row] < GOOD_PIVOT * largest:
-        refresh(simplex)
-        return
-    for i in range(n):
-        inverse[row, i] /= direction[row]
-    for j in range(n):
-        if j != row:
-            for i in range(n):
-                inverse[j, i] -= direction[j] * inverse[row, i]
 
 
 @kernel
@@ -214,7 +191,5 @@ def end_first_phase(simplex, common):
     for i in range(m):
         simplex.limits[i] = excess + RELAXATION if infeasible else excess
         simplex.basis[i, common] = 1.0
-    for i in range(m + 1):  # that column has changed its sign
-        simplex.inverse[common, i] = -simplex.inverse[common, i]
     simplex.kinds[common] = m  # a slack, but of no constraint in particular
     return excess if infeasible else 0.0
