@@ -162,3 +162,28 @@ def test_backend_is_checked() -> None:
     rewards, safe_set = paper_size_batch(1, 1)
     with pytest.raises(tc.InvalidInput, match="'gpu'.*'auto', 'compiled', 'torch'"):
         optimistic_optimum(rewards, safe_set, solver=ColumnGeneration(backend="gpu"))
+
+
+@pytest.mark.parametrize("seed", [7, 14])
+def test_what_is_in_the_basis_does_not_enter_again(seed: int) -> None:
+    """Costs of a million, two of them the same: rounding of two kinds let a basic occupancy seem to promise more."""
+    cmdp = tc.random_cmdp((1, 6, 1, 7, 1), actions=2, constraints=3, seed=seed)
+    costs = (4 * cmdp.costs + 1.2).round() * 5e5 * cmdp.layout.pair_mask()
+    costs[1] = costs[0]
+    real = cmdp.layout.transition_mask()
+    lower, upper = (cmdp.transitions - 0.05).clamp_min(0), (cmdp.transitions + 0.05).clamp_max(1) * real
+    found, expected = (
+        optimistic_optimum(cmdp.rewards, SafeSet(cmdp.layout, lower, upper, costs), solver=ColumnGeneration(backend=backend))
+        for backend in ("compiled", "torch")
+    )
+    assert found.status == expected.status == INFEASIBLE
+    torch.testing.assert_close(found.value, expected.value, rtol=1e-7, atol=0)
+
+
+def test_a_basis_that_rounding_made_singular_ends_the_search() -> None:
+    """Costs that overflow; what follows from NaN must not be followed into memory."""
+    cmdp = tc.random_cmdp((1, 6, 1, 7, 1), actions=2, constraints=2, seed=1)
+    costs = 1e308 * (cmdp.costs.abs() + 0.1 * cmdp.layout.pair_mask()).clamp_max(1)
+    lower = upper = cmdp.transitions
+    solver = ColumnGeneration(backend="compiled")
+    assert optimistic_optimum(cmdp.rewards, SafeSet(cmdp.layout, lower, upper, costs), solver=solver).status == MAX_ITERATIONS

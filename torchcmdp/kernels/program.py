@@ -229,7 +229,7 @@ def improve(geometry, program, max_iterations, work):
         first_phase = first_phase and common >= 0
         find_duals(simplex, first_phase)
         promise = price(geometry, program, first_phase, work)
-        if not abs(promise) < math.inf:  # a basis that rounding has made singular
+        if not abs(promise) < math.inf:  # rounding has made the basis singular
             return MAX_ITERATIONS, iteration, 0.0, excess
         slack, largest = 0, 0.0
         for i in range(m):
@@ -237,6 +237,10 @@ def improve(geometry, program, max_iterations, work):
             if simplex.duals[i] < simplex.duals[slack]:
                 slack = i
         tolerance = IMPROVEMENT + ROUNDING * largest
+        if promise > tolerance:
+            # with the rounding of the columns: what is in the basis already promises nothing, and must not enter again
+            flow(geometry, program.kernels, work)
+            promise = total(work.pair_reward, work) - simplex.duals[m]
         by_slack = -simplex.duals[slack] > max(promise, tolerance)
         if promise <= tolerance and not by_slack:
             if not first_phase:
@@ -244,8 +248,6 @@ def improve(geometry, program, max_iterations, work):
             excess = end_first_phase(simplex, common)
             first_phase = False
             continue
-        if not by_slack:
-            flow(geometry, program.kernels, work)
         enter(program, slack if by_slack else -1, work)
         leaving = leaving_row(simplex)
         if leaving < 0 or iteration >= max_iterations:  # the first is impossible in exact arithmetic: the program is bounded
