@@ -1,4 +1,4 @@
-"""exp of many numbers, four at a time: most of the exponentials of an episode, at a third of what a library takes for each."""
+"""exp of many numbers, four at a time: most of the exponentials of an episode, without a call to a library for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ WORD, HALF, REAL = llvm.IntType(64), llvm.IntType(32), llvm.DoubleType()
 LN_2 = (6.93145751953125e-1, 1.42860682030941723212e-6)
 # ... where 14 terms of the series leave 1e-17.
 TERMS = 14
-# Below the first, where numbers lose their precision, there is nothing; above the second nothing is finite.
+# Below the first, where numbers lose their precision, there is nothing. The second keeps k in its range; infinity begins before it,
+# half a power of two before numbers end, at 709.44.
 LEAST, LARGEST = -708.0, 710.0
 MANTISSA, BIAS = 52, 1023
 
